@@ -58,6 +58,10 @@ static int64_t op_result(const struct kvio_batch *batch, const struct kvio_op_st
   }
   if (batch->opcode > KVIO_WRITE)
     return (int64_t)op->length;
+  /* An expired batch copies nothing any more: what its bounce buffers hold does not count. */
+  if (op->bounce && batch->opcode == KVIO_READ &&
+      atomic_load_explicit(&batch->state, memory_order_acquire) == KVIO_BATCH_EXPIRED)
+    return batch->expire_code;
   bytes = bytes > op->head ? bytes - op->head : 0;
   return (int64_t)kvio_min_u64(bytes, op->length);
 }
@@ -283,6 +287,8 @@ int kvio_batch_wait(struct kvio_batch *batch, uint64_t timeout_ns, kvio_interrup
   if (__builtin_add_overflow(start, timeout_ns, &until))
     until = UINT64_MAX;
   int rc = 0;
+  if (kvio_shared_forked(batch->shared) && !kvio_batch_done(batch))
+    return -EPERM;
   atomic_fetch_add(&batch->waiters, 1); /* before the state is read: see announce */
   for (;;) {
     uint32_t state = atomic_load(&batch->state);
@@ -366,10 +372,8 @@ int kvio_batch_error(const struct kvio_batch *batch, uint32_t i, struct kvio_err
     return 0;
   const struct kvio_op_state *op = &batch->ops[i];
   int64_t result = op_result(batch, op);
-  *err = (struct kvio_error){.member = op->member,
-                             .offset = op->offset,
-                             .length = op->asked,
-                             .op = batch->opcode};
+  *err = (struct kvio_error){
+      .member = op->member, .offset = op->offset, .length = op->asked, .op = batch->opcode};
   if (result >= 0)
     return 0;
   err->code = (int)result;
@@ -387,9 +391,10 @@ int kvio_batch_error(const struct kvio_batch *batch, uint32_t i, struct kvio_err
     break;
   }
   enum kvio_error_class cls = kvio_error_classify(err->code);
-  snprintf(err->message, sizeof(err->message), "%s of %llu bytes at offset %llu of %s failed (%s): %s",
-           verb(batch->opcode), (unsigned long long)err->length, (unsigned long long)err->offset,
-           path, kvio_error_class_name(cls), remedy(err->code, cls));
+  snprintf(err->message, sizeof(err->message),
+           "%s of %llu bytes at offset %llu of %s failed (%s): %s", verb(batch->opcode),
+           (unsigned long long)err->length, (unsigned long long)err->offset, path,
+           kvio_error_class_name(cls), remedy(err->code, cls));
   return err->code;
 }
 
@@ -442,6 +447,8 @@ static void free_batch(struct kvio_batch *batch)
 
 void kvio_batch_put(struct kvio_batch *batch)
 {
+  if (kvio_shared_forked(batch->shared))
+    return; /* the eventfd is the parent's too: a child that drains it would steal a wake-up */
   if (atomic_fetch_sub_explicit(&batch->refs, 1, memory_order_acq_rel) != 1)
     return;
   if (!atomic_load_explicit(&batch->owner, memory_order_acquire)) {
@@ -461,7 +468,8 @@ uint32_t kvio_shared_reclaim(struct kvio_shared *shared, void **owners, uint32_t
   uint32_t n = 0;
   while (n < max) {
     /* Taking the whole list and putting the rest back avoids ABA. acquire: pairs with the push. */
-    struct kvio_batch *list = atomic_exchange_explicit(&shared->reclaim, NULL, memory_order_acquire);
+    struct kvio_batch *list =
+        atomic_exchange_explicit(&shared->reclaim, NULL, memory_order_acquire);
     if (!list)
       break;
     while (list && n < max) {

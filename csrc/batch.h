@@ -34,17 +34,17 @@ enum kvio_batch_state {
 struct kvio_seg {
   struct kvio_seg *next; /* lane queue or shard list */
   struct kvio_batch *batch;
-  uint64_t offset;       /* bytes on the member */
-  uint64_t length;       /* bytes */
+  uint64_t offset; /* bytes on the member */
+  uint64_t length; /* bytes */
   uint64_t t_issue, t_done;
   union {
-    void *addr;          /* n_iov == 1 */
-    struct iovec *iov;   /* n_iov > 1; private to the segment, advanced as data arrives */
+    void *addr;        /* n_iov == 1 */
+    struct iovec *iov; /* n_iov > 1; private to the segment, advanced as data arrives */
   };
   uint32_t op;
-  uint32_t done;         /* bytes transferred, a multiple of the member's alignment */
-  uint32_t tail;         /* bytes beyond done that a short read brought */
-  _Atomic int32_t res;   /* PENDING, ABANDONED, 0 or -errno */
+  uint32_t done;       /* bytes transferred, a multiple of the member's alignment */
+  uint32_t tail;       /* bytes beyond done that a short read brought */
+  _Atomic int32_t res; /* PENDING, ABANDONED, 0 or -errno */
   uint16_t member;
   uint16_t n_iov;
   uint8_t opcode;
@@ -52,24 +52,24 @@ struct kvio_seg {
 };
 
 struct kvio_op_state {
-  uint64_t offset;     /* as asked */
-  uint64_t asked;      /* bytes */
-  uint64_t length;     /* the same, clipped at the end of the volume */
+  uint64_t offset; /* as asked */
+  uint64_t asked;  /* bytes */
+  uint64_t length; /* the same, clipped at the end of the volume */
   uint32_t first_seg, n_segs;
   uint32_t iov, n_iov; /* the caller's buffers, kept only for a bounced op */
   int32_t member;
-  int32_t refused;     /* -errno decided at the door, 0 = went out */
-  uint32_t head;       /* bytes of the bounce buffer before the data */
+  int32_t refused; /* -errno decided at the door, 0 = went out */
+  uint32_t head;   /* bytes of the bounce buffer before the data */
   void *bounce;
 };
 
 /* Part of a batch that goes to one worker. */
 struct kvio_shard {
-  struct kvio_shard *next;         /* inbox of the worker */
+  struct kvio_shard *next; /* inbox of the worker */
   struct kvio_shard *prev_active, *next_active;
   struct kvio_batch *batch;
   struct kvio_seg *segs;
-  bool runs_job;                   /* this worker hands the batch's job to the I/O threads */
+  bool runs_job; /* this worker hands the batch's job to the I/O threads */
 };
 
 /* Segments for the I/O threads: claimed by index. Linked in the pool until the last is claimed. */
@@ -144,7 +144,6 @@ static inline uint32_t kvio_seg_left(const struct kvio_seg *seg)
 {
   return (uint32_t)(seg->length - seg->done);
 }
-
 
 /* See kvio_volume_reclaim(). */
 uint32_t kvio_shared_reclaim(struct kvio_shared *shared, void **owners, uint32_t max);

@@ -38,8 +38,7 @@ static uint64_t op_length(const struct kvio_op *op)
 {
   uint64_t length = 0;
   for (uint32_t i = 0; i < op->iovcnt; i++)
-    if (__builtin_add_overflow(length, (uint64_t)op->iov[i].iov_len, &length) ||
-        length > INT64_MAX)
+    if (__builtin_add_overflow(length, (uint64_t)op->iov[i].iov_len, &length) || length > INT64_MAX)
       return UINT64_MAX;
   return length;
 }
@@ -87,8 +86,7 @@ static int check_op(const struct cut *cut, const struct kvio_op *op, uint32_t i,
   const struct kvio_shared *shared = cut->shared;
   *refused = 0;
   *bounce = false;
-  if (op->member != KVIO_STRIPED &&
-      (op->member < 0 || (uint32_t)op->member >= shared->n_members))
+  if (op->member != KVIO_STRIPED && (op->member < 0 || (uint32_t)op->member >= shared->n_members))
     return refuse(err, -EINVAL, i, op, 0, cut->opcode, "there is no such member");
   if (cut->opcode == KVIO_FLUSH)
     return 0;
@@ -155,7 +153,8 @@ struct cursor {
 };
 
 /* Gives the segment its memory from the cursor, at most MAX_IOV pieces; returns the bytes. */
-static uint64_t take_memory(struct cut *cut, struct kvio_seg *seg, struct cursor *cur, uint64_t want)
+static uint64_t take_memory(struct cut *cut, struct kvio_seg *seg, struct cursor *cur,
+                            uint64_t want)
 {
   while (cur->used == cur->iov->iov_len && cur->left > 1) {
     cur->iov++;
@@ -272,8 +271,8 @@ static int cut_op(struct cut *cut, const struct kvio_op *op, uint32_t i, struct 
 {
   struct kvio_op_state *state = &cut->batch->ops[i];
   bool bounce;
-  *state = (struct kvio_op_state){
-      .offset = op->offset, .member = op->member, .first_seg = cut->n_segs};
+  *state =
+      (struct kvio_op_state){.offset = op->offset, .member = op->member, .first_seg = cut->n_segs};
   int rc = check_op(cut, op, i, &state->length, &state->refused, &bounce, err);
   if (rc)
     return rc;
@@ -325,17 +324,15 @@ static int allocate(struct cut *cut, const struct kvio_op *ops, uint32_t n_ops)
     uint64_t length = op_length(&ops[i]);
     if (cut->opcode <= KVIO_WRITE && length > shared->layout.size_bytes + (UINT64_C(1) << 32))
       length = shared->layout.size_bytes + (UINT64_C(1) << 32);
-    uint64_t bound = cut->opcode > KVIO_WRITE
-                         ? (uint64_t)shared->n_members * shared->layout.n_zones
-                         : seg_bound(shared, &ops[i], length);
+    uint64_t bound = cut->opcode > KVIO_WRITE ? (uint64_t)shared->n_members * shared->layout.n_zones
+                                              : seg_bound(shared, &ops[i], length);
     segs += bound;
     iovs += ops[i].iovcnt > 1 ? ops[i].iovcnt + bound : 1;
   }
   if (segs > INT32_MAX || iovs > INT32_MAX)
     return -E2BIG;
-  size_t head = kvio_align_up(sizeof(struct kvio_batch) +
-                                  shared->n_workers * sizeof(struct kvio_shard),
-                              64);
+  size_t head =
+      kvio_align_up(sizeof(struct kvio_batch) + shared->n_workers * sizeof(struct kvio_shard), 64);
   size_t bytes = head + n_ops * sizeof(struct kvio_op_state) + segs * sizeof(struct kvio_seg) +
                  segs * sizeof(struct kvio_seg *) + iovs * sizeof(struct iovec);
   bytes = bytes < 4096 ? 4096 : kvio_align_up(bytes, 4096);
@@ -384,10 +381,12 @@ int kvio_batch_create(struct kvio_batch **out, struct kvio_shared *shared, enum 
 {
   struct cut cut = {.shared = shared, .opcode = opcode};
   if (opcode != KVIO_READ && !shared->write)
-    return opcode == KVIO_FLUSH ? kvio_error_set(err, -EBADF, "the volume is open read-only, there "
-                                                              "is nothing to flush")
-                                : kvio_error_set(err, -EBADF, "the volume is open read-only: open "
-                                                              "it with mode='rw' to write");
+    return opcode == KVIO_FLUSH ? kvio_error_set(err, -EBADF,
+                                                 "the volume is open read-only, there "
+                                                 "is nothing to flush")
+                                : kvio_error_set(err, -EBADF,
+                                                 "the volume is open read-only: open "
+                                                 "it with mode='rw' to write");
   int rc = allocate(&cut, ops, n_ops);
   if (rc)
     return kvio_error_set(err, rc, "no memory for a batch of %u operations; use smaller batches",

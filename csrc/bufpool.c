@@ -10,9 +10,9 @@
 static int map_hugetlb(struct kvio_memory *mem, size_t nbytes)
 {
   size_t size = kvio_align_up(nbytes, HUGE_PAGE_BYTES);
-  void *addr = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE | (21 << MAP_HUGE_SHIFT),
-                    -1, 0);
+  void *addr = mmap(
+      NULL, size, PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE | (21 << MAP_HUGE_SHIFT), -1, 0);
   if (addr == MAP_FAILED)
     return -errno;
   *mem = (struct kvio_memory){addr, size, KVIO_PAGES_HUGETLB};

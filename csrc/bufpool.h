@@ -21,10 +21,10 @@
 #define KVIO_SLICE_BYTES (UINT64_C(1) << 30)
 
 struct kvio_slice {
-  uintptr_t start;   /* 0 = free slot */
+  uintptr_t start; /* 0 = free slot */
   size_t size_bytes;
-  uintptr_t region;  /* address given to kvio_registry_add, names the region */
-  uint64_t version;  /* registry version that put it here */
+  uintptr_t region; /* address given to kvio_registry_add, names the region */
+  uint64_t version; /* registry version that put it here */
 };
 
 struct kvio_registry {

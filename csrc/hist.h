@@ -16,8 +16,7 @@ typedef _Atomic uint64_t kvio_counter;
 
 static inline void kvio_count(kvio_counter *c, uint64_t n)
 {
-  atomic_store_explicit(c, atomic_load_explicit(c, memory_order_relaxed) + n,
-                        memory_order_relaxed);
+  atomic_store_explicit(c, atomic_load_explicit(c, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
 static inline uint64_t kvio_counter_read(const kvio_counter *c)

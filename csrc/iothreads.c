@@ -19,8 +19,8 @@ struct io_thread {
 struct kvio_iothreads {
   struct kvio_shared *shared;
   pthread_mutex_t lock;
-  pthread_cond_t work;   /* a job was queued, or stop */
-  pthread_cond_t gone;   /* a thread has left */
+  pthread_cond_t work; /* a job was queued, or stop */
+  pthread_cond_t gone; /* a thread has left */
   struct kvio_job *head[2];
   struct kvio_job **tail[2];
   uint32_t idle, alive, started, streak;

@@ -13,12 +13,17 @@
 #include <sys/uio.h>
 
 #define KVIO_MAX_MEMBERS 256
-#define KVIO_STRIPED (-1)                     /* kvio_op.member: address the striped volume */
-#define KVIO_PENDING INT64_MIN                /* kvio_batch_results(): not finished */
+#define KVIO_STRIPED (-1)      /* kvio_op.member: address the striped volume */
+#define KVIO_PENDING INT64_MIN /* kvio_batch_results(): not finished */
 #define KVIO_NO_DEADLINE 0
 
 enum kvio_direct { KVIO_DIRECT_REQUIRE, KVIO_DIRECT_PREFER, KVIO_DIRECT_OFF };
-enum kvio_engine { KVIO_ENGINE_AUTO, KVIO_ENGINE_URING, KVIO_ENGINE_THREADS, KVIO_ENGINE_URING_CMD };
+enum kvio_engine {
+  KVIO_ENGINE_AUTO,
+  KVIO_ENGINE_URING,
+  KVIO_ENGINE_THREADS,
+  KVIO_ENGINE_URING_CMD
+};
 enum kvio_opcode { KVIO_READ, KVIO_WRITE, KVIO_FLUSH, KVIO_DISCARD, KVIO_OPEN, KVIO_CLOSE };
 enum kvio_unaligned { KVIO_UNALIGNED_BOUNCE, KVIO_UNALIGNED_REFUSE };
 enum kvio_hugepages { KVIO_HUGE_AUTO, KVIO_HUGE_REQUIRE, KVIO_HUGE_OFF };
@@ -127,14 +132,14 @@ struct kvio_volume_info {
   uint32_t mem_align;   /* bytes, of a buffer address */
   uint32_t queue_depth, max_inflight, workers, io_threads;
   bool write;
-  bool uring;               /* io_uring was granted */
-  int uring_errno;          /* why not, 0 when granted */
-  uint32_t ring_flags;      /* IORING_SETUP_* granted */
+  bool uring;          /* io_uring was granted */
+  int uring_errno;     /* why not, 0 when granted */
+  uint32_t ring_flags; /* IORING_SETUP_* granted */
   bool registered_files;
   bool registered_ring_fd;
-  bool registered_buffers;  /* the kernel has the sparse buffer table */
-  int register_errno;       /* of the last buffer registration that was refused, 0 = none */
-  uint32_t regions;         /* memory regions registered now */
+  bool registered_buffers; /* the kernel has the sparse buffer table */
+  int register_errno;      /* of the last buffer registration that was refused, 0 = none */
+  uint32_t regions;        /* memory regions registered now */
 };
 
 void kvio_volume_info(const struct kvio_volume *vol, struct kvio_volume_info *info);
@@ -170,7 +175,8 @@ int kvio_volume_run(struct kvio_volume *vol, enum kvio_opcode opcode, const stru
 
 bool kvio_batch_done(const struct kvio_batch *batch);
 
-/* 0 = done or deadline passed, -ETIME = timeout_ns passed (UINT64_MAX = wait for ever), -EINTR. */
+/* 0 = done or deadline passed, -ETIME = timeout_ns passed (UINT64_MAX = wait for ever), -EINTR,
+ * -EPERM = in a forked child, where nobody will ever finish it. */
 int kvio_batch_wait(struct kvio_batch *batch, uint64_t timeout_ns, kvio_interrupt_fn interrupt,
                     void *interrupt_arg);
 
@@ -230,7 +236,8 @@ struct kvio_volume_stats {
 /* Lower bound in ns of histogram bucket i (what percentiles are computed from). */
 uint64_t kvio_hist_lower_ns(uint32_t i);
 
-void kvio_volume_stats(struct kvio_volume *vol, struct kvio_volume_stats *out);
+/* 0; -EPERM in a forked child; -EINVAL for a member that is not there. */
+int kvio_volume_stats(struct kvio_volume *vol, struct kvio_volume_stats *out);
 int kvio_volume_member_stats(struct kvio_volume *vol, uint32_t index,
                              struct kvio_member_stats *out);
 
@@ -250,6 +257,7 @@ int kvio_inspect(const char *path, struct kvio_inspection *out, struct kvio_erro
 /* Would a write to this path destroy something? *reasons: KVIO_UNSAFE_* of safety.h, 0 = nothing
  * found; text: one reason a line. root is a prefix for /sys and /proc ("" on a live system).
  * Returns 0, or -errno when the path cannot be looked at. */
-int kvio_verdict(const char *path, const char *root, uint32_t *reasons, char *text, size_t text_size);
+int kvio_verdict(const char *path, const char *root, uint32_t *reasons, char *text,
+                 size_t text_size);
 
 #endif

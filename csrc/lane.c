@@ -235,8 +235,7 @@ static bool prepare(struct kvio_lane *lane, struct kvio_seg *seg, uint64_t token
       kvio_nvme_build_rwv(&cmd, write, dev->nsid, dev->lba_shift, offset, left, seg->iov,
                           seg->n_iov);
     return kvio_ring_prep_cmd(lane->ring, seg->member,
-                              seg->n_iov == 1 ? KVIO_NVME_URING_CMD_IO
-                                              : KVIO_NVME_URING_CMD_IO_VEC,
+                              seg->n_iov == 1 ? KVIO_NVME_URING_CMD_IO : KVIO_NVME_URING_CMD_IO_VEC,
                               &cmd, sizeof(cmd), buffer, token);
   }
   if (seg->n_iov == 1)

@@ -79,7 +79,7 @@ const struct kvio_zone *kvio_layout_zone(const struct kvio_layout *layout, uint6
 }
 
 struct kvio_piece kvio_layout_map(const struct kvio_layout *layout, uint64_t offset,
-                                   uint64_t max_length)
+                                  uint64_t max_length)
 {
   const struct kvio_zone *zone = kvio_layout_zone(layout, offset);
   uint64_t in_zone = offset - zone->start;

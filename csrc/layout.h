@@ -48,7 +48,7 @@ const struct kvio_zone *kvio_layout_zone(const struct kvio_layout *layout, uint6
 
 /* The longest piece that begins at offset; offset < size_bytes, max_length > 0. */
 struct kvio_piece kvio_layout_map(const struct kvio_layout *layout, uint64_t offset,
-                                   uint64_t max_length);
+                                  uint64_t max_length);
 
 /* The inverse: the address in the volume of a byte of a member, or UINT64_MAX if unused. */
 uint64_t kvio_layout_unmap(const struct kvio_layout *layout, uint32_t member, uint64_t offset);

@@ -8,8 +8,8 @@
 
 static struct kvio_stat_block *new_block(uint32_t n_members)
 {
-  return calloc(1, sizeof(struct kvio_stat_block) +
-                       n_members * sizeof(struct kvio_member_counters));
+  return calloc(1,
+                sizeof(struct kvio_stat_block) + n_members * sizeof(struct kvio_member_counters));
 }
 
 int kvio_shared_init(struct kvio_shared *shared, uint32_t n_members)
@@ -76,8 +76,7 @@ static void merge_io(struct kvio_io_counters *to, const struct kvio_io_counters 
   if (count == 0)
     return;
   uint64_t min_ns = kvio_counter_read(&from->latency.min_ns);
-  if (kvio_counter_read(&to->latency.count) == 0 ||
-      min_ns < kvio_counter_read(&to->latency.min_ns))
+  if (kvio_counter_read(&to->latency.count) == 0 || min_ns < kvio_counter_read(&to->latency.min_ns))
     atomic_store_explicit(&to->latency.min_ns, min_ns, memory_order_relaxed);
   uint64_t max_ns = kvio_counter_read(&from->latency.max_ns);
   if (max_ns > kvio_counter_read(&to->latency.max_ns))
@@ -85,8 +84,7 @@ static void merge_io(struct kvio_io_counters *to, const struct kvio_io_counters 
   merge_counter(&to->latency.count, &from->latency.count);
   merge_counter(&to->latency.sum_ns, &from->latency.sum_ns);
   atomic_store_explicit(&to->latency.sum_squares,
-                        to->latency.sum_squares + from->latency.sum_squares,
-                        memory_order_relaxed);
+                        to->latency.sum_squares + from->latency.sum_squares, memory_order_relaxed);
   for (uint32_t i = 0; i < KVIO_HIST_BUCKETS; i++)
     merge_counter(&to->latency.buckets[i], &from->latency.buckets[i]);
 }

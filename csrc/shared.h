@@ -23,9 +23,9 @@ struct kvio_member {
   struct kvio_device dev;
   enum kvio_engine engine; /* never AUTO after open */
   char reason[160];
-  uint32_t chunk_bytes;            /* largest single command, a power of two */
-  _Atomic uint32_t strikes;        /* deadlines passed since the last success */
-  _Atomic int flush_errno;         /* a flush that failed: what it covered is unknown for ever */
+  uint32_t chunk_bytes;     /* largest single command, a power of two */
+  _Atomic uint32_t strikes; /* deadlines passed since the last success */
+  _Atomic int flush_errno;  /* a flush that failed: what it covered is unknown for ever */
   _Atomic uint64_t flushes, discards;
 };
 
@@ -69,10 +69,17 @@ struct kvio_shared {
   _Atomic int events[KVIO_EVENT_POOL];  /* idle eventfds; 0 = empty place */
   _Atomic(void *) blocks[KVIO_BLOCK_POOL];
 
-  pthread_mutex_t stats_lock; /* list of blocks: taken when a lane is born or dies, and by stats() */
+  pthread_mutex_t
+      stats_lock; /* list of blocks: taken when a lane is born or dies, and by stats() */
   struct kvio_stat_block *stats;
   struct kvio_stat_block *retired; /* folded statistics of lanes that are gone; one block */
 };
+
+/* True in a child of the process that opened the volume: rings, threads and locks are not its. */
+static inline bool kvio_shared_forked(const struct kvio_shared *shared)
+{
+  return shared->fork_generation != kvio_fork_generation();
+}
 
 int kvio_shared_init(struct kvio_shared *shared, uint32_t n_members);
 void kvio_shared_destroy(struct kvio_shared *shared);

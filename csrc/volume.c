@@ -5,7 +5,8 @@
 #include <string.h>
 
 /* One command up to this size is done by a plain preadv in the caller: a ring costs more than it
- * brings when there is nothing to overlap (docs/performance.md has the figures). */
+ * brings when there is nothing to overlap (docs/performance.md has the figures). Not for a caller
+ * that wants to be interruptible: a preadv on a stalled device cannot be left. */
 #define SHORT_WAY_BYTES (UINT64_C(1) << 20)
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -51,13 +52,14 @@ int kvio_volume_open(struct kvio_volume **out, const struct kvio_volume_opts *op
 
 static bool forked(const struct kvio_volume *vol)
 {
-  return vol->shared.fork_generation != kvio_fork_generation();
+  return kvio_shared_forked(&vol->shared);
 }
 
 static int refuse_forked(struct kvio_error *err)
 {
-  return kvio_error_set(err, -EPERM, "this volume was opened before a fork(): a child must open its "
-                                     "own, the rings and threads belong to the parent");
+  return kvio_error_set(err, -EPERM,
+                        "this volume was opened before a fork(): a child must open its "
+                        "own, the rings and threads belong to the parent");
 }
 
 /* The calling thread's entry, marked busy. */
@@ -90,8 +92,9 @@ static int start_workers(struct kvio_volume *vol, struct kvio_error *err)
     atomic_store_explicit(&vol->workers_running, ++n, memory_order_release);
   }
   pthread_mutex_unlock(&vol->start_lock);
-  return rc ? kvio_error_set(err, rc, "a worker thread could not be started: %s (see ulimit -u and "
-                                      "-n)",
+  return rc ? kvio_error_set(err, rc,
+                             "a worker thread could not be started: %s (see ulimit -u and "
+                             "-n)",
                              strerror(-rc))
             : 0;
 }
@@ -161,6 +164,17 @@ static int run_ring(struct kvio_volume *vol, struct kvio_lane *lane, struct kvio
   return 0;
 }
 
+static bool takes_short_way(const struct kvio_shared *shared, const struct kvio_batch *batch)
+{
+  const struct kvio_seg *seg = &batch->segs[0];
+  if (batch->n_segs != 1)
+    return false;
+  enum kvio_engine engine = shared->members[seg->member].engine;
+  if (seg->opcode > KVIO_WRITE || engine == KVIO_ENGINE_THREADS)
+    return true;
+  return engine == KVIO_ENGINE_URING && !shared->iopoll && seg->length <= SHORT_WAY_BYTES;
+}
+
 /* Runs a batch that has no deadline in the calling thread. */
 static int run_here(struct kvio_volume *vol, struct kvio_lane *lane, struct kvio_batch *batch,
                     kvio_interrupt_fn interrupt, void *interrupt_arg)
@@ -169,21 +183,23 @@ static int run_here(struct kvio_volume *vol, struct kvio_lane *lane, struct kvio
   if (batch->n_segs == 0)
     return 0;
   struct kvio_stat_block *stat = kvio_lane_stat(lane);
-  struct kvio_seg *first = &batch->segs[0];
-  enum kvio_engine engine = vol->shared.members[first->member].engine;
-  if (batch->n_segs == 1 && (first->opcode > KVIO_WRITE || engine == KVIO_ENGINE_THREADS ||
-                             (engine == KVIO_ENGINE_URING && !vol->shared.iopoll &&
-                              first->length <= SHORT_WAY_BYTES))) {
-    kvio_seg_execute(first, stat);
+  if (!interrupt && takes_short_way(&vol->shared, batch)) {
+    kvio_seg_execute(&batch->segs[0], stat);
     return 0;
   }
-  if (batch->job.n > 0)
-    kvio_iothreads_submit(vol->pool, batch, true); /* what the pool cannot take is done below */
+  /* A caller that helps would sit in a preadv: an interruptible one lets the pool do it all, unless
+   * no thread can be started. */
+  bool help = !interrupt;
   int rc = 0;
+  if (batch->job.n > 0 && kvio_iothreads_submit(vol->pool, batch, help) != 0) {
+    help = true;
+    kvio_iothreads_submit(vol->pool, batch, help);
+  }
   if (batch->n_ring_segs > 0)
     rc = run_ring(vol, lane, batch, interrupt, interrupt_arg);
   if (batch->job.n > 0) {
-    kvio_iothreads_help(vol->pool, batch, stat);
+    if (help)
+      kvio_iothreads_help(vol->pool, batch, stat);
     if (rc == 0)
       rc = kvio_batch_wait(batch, UINT64_MAX, interrupt, interrupt_arg);
     if (rc == -EINTR)
@@ -232,8 +248,7 @@ bool kvio_volume_has_reclaim(const struct kvio_volume *vol)
   return atomic_load_explicit(&vol->shared.reclaim, memory_order_relaxed) != NULL;
 }
 
-int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes,
-                         struct kvio_error *err)
+int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes, struct kvio_error *err)
 {
   clear_error(err);
   if (forked(vol))
@@ -242,8 +257,9 @@ int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes,
   if (rc == -EEXIST)
     return kvio_error_set(err, rc, "this memory overlaps a region that is registered already");
   if (rc == -ENOSPC)
-    return kvio_error_set(err, rc, "all %d slices of at most 1 GiB are taken: unregister another "
-                                   "region first",
+    return kvio_error_set(err, rc,
+                          "all %d slices of at most 1 GiB are taken: unregister another "
+                          "region first",
                           KVIO_MAX_SLICES);
   if (rc)
     return kvio_error_set(err, rc, "a region needs an address and 1 byte to 64 GiB");
@@ -254,8 +270,7 @@ int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes,
     return rc;
   struct kvio_lane *lane = caller->lane;
   atomic_store(&vol->shared.registry.last_errno, 0);
-  if (vol->shared.uring_granted &&
-      (kvio_lane_ring(lane) || kvio_lane_open_ring(lane, false) == 0))
+  if (vol->shared.uring_granted && (kvio_lane_ring(lane) || kvio_lane_open_ring(lane, false) == 0))
     kvio_lane_step(lane, 0, 0);
   kvio_caller_leave(caller);
   return -atomic_load(&vol->shared.registry.last_errno);
@@ -320,9 +335,10 @@ int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, struct kvio_
     return 0;
   }
   atomic_store(&vol->state, KVIO_VOLUME_LEAKED);
-  return kvio_error_set(err, -ETIME,
-                        "close: I/O was still in flight when the timeout passed; its buffers and "
-                        "the members' descriptors are kept, since the kernel may still write there");
+  return kvio_error_set(
+      err, -ETIME,
+      "close: I/O was still in flight when the timeout passed; its buffers and "
+      "the members' descriptors are kept, since the kernel may still write there");
 }
 
 void kvio_volume_free(struct kvio_volume *vol)

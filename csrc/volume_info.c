@@ -79,10 +79,12 @@ static uint64_t never_negative(const _Atomic int64_t *counter)
   return value > 0 ? (uint64_t)value : 0;
 }
 
-void kvio_volume_stats(struct kvio_volume *vol, struct kvio_volume_stats *out)
+int kvio_volume_stats(struct kvio_volume *vol, struct kvio_volume_stats *out)
 {
   struct kvio_shared *shared = &vol->shared;
   memset(out, 0, sizeof(*out));
+  if (kvio_shared_forked(shared))
+    return -EPERM;
   pthread_mutex_lock(&shared->stats_lock);
   shared->retired->next = shared->stats;
   for (const struct kvio_stat_block *block = shared->retired; block; block = block->next)
@@ -92,19 +94,21 @@ void kvio_volume_stats(struct kvio_volume *vol, struct kvio_volume_stats *out)
   out->quarantined_buffers = never_negative(&shared->quarantined_buffers);
   out->quarantined_bytes = never_negative(&shared->quarantined_bytes);
   if (atomic_load(&vol->state) != KVIO_VOLUME_OPEN)
-    return;
+    return 0;
   out->lanes = kvio_callers_count(vol->callers);
   out->workers = atomic_load(&vol->workers_running);
   out->io_threads = kvio_iothreads_count(vol->pool);
+  return 0;
 }
 
-int kvio_volume_member_stats(struct kvio_volume *vol, uint32_t index,
-                             struct kvio_member_stats *out)
+int kvio_volume_member_stats(struct kvio_volume *vol, uint32_t index, struct kvio_member_stats *out)
 {
   struct kvio_shared *shared = &vol->shared;
   memset(out, 0, sizeof(*out));
   if (index >= shared->n_members)
     return -EINVAL;
+  if (kvio_shared_forked(shared))
+    return -EPERM;
   int64_t in_flight = 0;
   pthread_mutex_lock(&shared->stats_lock);
   shared->retired->next = shared->stats;

@@ -35,8 +35,8 @@ static int check_opts(const struct kvio_volume_opts *opts, struct kvio_error *er
     return kvio_error_set(err, -EINVAL, "queue_depth %u, max_inflight %u: must be 1 to %d",
                           opts->queue_depth, opts->max_inflight, MAX_DEPTH);
   if (opts->io_threads > MAX_IO_THREADS || opts->workers > KVIO_MAX_MEMBERS)
-    return kvio_error_set(err, -EINVAL, "io_threads at most %d, workers at most %d",
-                          MAX_IO_THREADS, KVIO_MAX_MEMBERS);
+    return kvio_error_set(err, -EINVAL, "io_threads at most %d, workers at most %d", MAX_IO_THREADS,
+                          KVIO_MAX_MEMBERS);
   if (opts->engine == KVIO_ENGINE_THREADS && (opts->iopoll || opts->sqpoll))
     return kvio_error_set(err, -EINVAL, "iopoll and sqpoll need engine 'io_uring', not 'threads'");
   return 0;
@@ -48,9 +48,9 @@ static void set_limits(struct kvio_shared *shared, const struct kvio_volume_opts
   shared->write = opts->write;
   shared->unaligned = opts->unaligned;
   shared->queue_depth = opts->queue_depth;
-  shared->max_inflight =
-      opts->max_inflight ? opts->max_inflight
-                         : (uint32_t)kvio_min_u64((uint64_t)opts->queue_depth * n, MAX_DEPTH);
+  shared->max_inflight = opts->max_inflight
+                             ? opts->max_inflight
+                             : (uint32_t)kvio_min_u64((uint64_t)opts->queue_depth * n, MAX_DEPTH);
   shared->max_inflight_bytes = opts->max_inflight_bytes;
   shared->submit_batch = opts->submit_batch;
   shared->deadline_ns = opts->deadline_ns;

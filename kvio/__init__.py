@@ -49,11 +49,11 @@ _STATS = {"Histogram", "MemberStats", "OpStats", "VolumeStats"}
 def __getattr__(name: str) -> Any:
     """The compiled part is loaded with its first use: `kvio doctor` works where it cannot be."""
     if name in _CORE:
-        from kvio import core
+        from kvio import core  # noqa: PLC0415
 
         return getattr(core, name)
     if name in _STATS:
-        from kvio import stats
+        from kvio import stats  # noqa: PLC0415
 
         return getattr(stats, name)
     raise AttributeError(f"module 'kvio' has no attribute {name!r}")

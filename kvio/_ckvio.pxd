@@ -188,7 +188,7 @@ cdef extern from "kvio.h" nogil:
         uint32_t workers
         uint32_t io_threads
     uint64_t kvio_hist_lower_ns(uint32_t i)
-    void kvio_volume_get_stats "kvio_volume_stats"(kvio_volume *vol, kvio_volume_stats_s *out)
+    int kvio_volume_get_stats "kvio_volume_stats"(kvio_volume *vol, kvio_volume_stats_s *out)
     int kvio_volume_get_member_stats "kvio_volume_member_stats"(
         kvio_volume *vol, uint32_t index, kvio_member_stats *out)
 

@@ -6,15 +6,11 @@ from cpython.buffer cimport (
     PyBUF_CONTIG_RO, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release,
     PyObject_CheckBuffer, PyObject_GetBuffer,
 )
-from cpython.exc cimport PyErr_CheckSignals
-from cpython.list cimport PyList_GET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
-from cpython.ref cimport Py_INCREF
 from cpython.sequence cimport PySequence_Fast, PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
-from libc.errno cimport EBADF, EINTR, EINVAL, ENOMEM, EPERM, ESHUTDOWN, ETIME
-from libc.stdint cimport INT64_MAX, UINT64_MAX, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.errno cimport EBADF, EINTR, EINVAL, ENOMEM, EPERM, ETIME
+from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
@@ -28,7 +24,7 @@ import threading
 
 import numpy as np
 
-from kvio.errors import DeadlineExceeded, make_error
+from kvio.errors import make_error
 
 cnp.import_array()
 
@@ -80,6 +76,7 @@ cdef void release_request(Request *req) noexcept:
 cdef int reserve(Request *req, Py_ssize_t n_ops, Py_ssize_t n_iovs, Py_ssize_t n_views) except -1:
     cdef char *block
     req.n = n_ops
+    req.ops = NULL
     req.hold = NULL
     block = <char *>malloc(n_ops * sizeof(kvio_op) + n_iovs * sizeof(iovec) + 1)
     req.ops = <kvio_op *>block
@@ -126,7 +123,6 @@ cdef class Offsets:
 
     def __cinit__(self, object offsets):
         cdef Py_ssize_t i
-        cdef int64_t[::1] copied
         if PyObject_CheckBuffer(offsets) and not isinstance(offsets, (bytes, bytearray)):
             PyObject_GetBuffer(offsets, &self.view, PyBUF_CONTIG_RO | PyBUF_FORMAT)
             self.borrowed = True
@@ -249,6 +245,8 @@ cdef bint is_address_pair(object buffers, Py_ssize_t n):
 cdef int parse(Request *req, Offsets offs, object buffers, bint write_to) except -1:
     if offs.n > 0x7fffffff:
         raise ValueError(f"{offs.n} operations in one batch: at most 2^31 - 1")
+    req.ops = NULL
+    req.hold = NULL
     try:
         if isinstance(buffers, (list, tuple)):
             if is_address_pair(buffers, offs.n):
@@ -278,6 +276,11 @@ cdef uint64_t parse_timeout(object timeout) except? 0:
     if not seconds >= 0:
         raise ValueError(f"timeout {timeout!r}: a number of seconds, 0 or more, or None expected")
     return <uint64_t>min(seconds * 1e9, 9e18)
+
+
+cdef extern from "Python.h":
+    # Without Cython's exception check: the handler's exception must stay set, see raise_pending().
+    int PyErr_CheckSignals()
 
 
 cdef int check_signals(void *arg) noexcept with gil:
@@ -392,7 +395,6 @@ cdef class Volume:
         cdef Request req
         cdef kvio_batch *batch = NULL
         cdef int64_t result = 0
-        cdef int rc
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
         self.ready()
@@ -597,6 +599,7 @@ cdef class Volume:
         cdef kvio_volume_stats_s *st
         cdef kvio_member_stats *ms
         cdef uint32_t i
+        cdef int rc
         self.ready()
         st = <kvio_volume_stats_s *>malloc(sizeof(kvio_volume_stats_s))
         ms = <kvio_member_stats *>malloc(sizeof(kvio_member_stats))
@@ -606,7 +609,9 @@ cdef class Volume:
             raise MemoryError()
         try:
             with nogil:
-                kvio_volume_get_stats(self.vol, st)
+                rc = kvio_volume_get_stats(self.vol, st)
+            if rc:
+                raise forked_error()
             counters = {
                 "retries": st.retries, "short_reads": st.short_reads, "bounced": st.bounced,
                 "fixed_ops": st.fixed_ops, "unfixed_ops": st.unfixed_ops,
@@ -627,6 +632,11 @@ cdef class Volume:
         finally:
             free(st)
             free(ms)
+
+
+cdef object forked_error():
+    return make_error(EPERM, "this volume was opened before a fork(): a child must open its own, "
+                             "the rings and threads belong to the parent")
 
 
 cdef object io_stats(kvio_io_stats *io):
@@ -708,7 +718,10 @@ cdef class Batch:
     def done(self):
         """True when all operations are over, or the deadline passed. Never blocks."""
         self.ready()
-        return bool(kvio_batch_done(self.batch))
+        if not kvio_batch_done(self.batch):
+            return False
+        release_hold(<Hold *>kvio_batch_take_owner(self.batch))
+        return True
 
     def results(self):
         """Bytes or -errno for each operation, as int64.
@@ -750,6 +763,8 @@ cdef class Batch:
                 rc = kvio_batch_wait(self.batch, timeout_ns, interrupt, NULL)
             if rc == -EINTR:
                 raise_pending()
+            if rc == -EPERM:
+                raise forked_error()
         if rc == -ETIME:
             raise TimeoutError(f"the batch of {self.n} operations is not done after {timeout} s; "
                                f"it goes on")

@@ -6,13 +6,13 @@ import errno as _errno
 import os
 
 __all__ = [
-    "KvioError",
     "CorruptPage",
-    "DeviceBusy",
-    "NotFormatted",
-    "GeometryMismatch",
-    "Fenced",
     "DeadlineExceeded",
+    "DeviceBusy",
+    "Fenced",
+    "GeometryMismatch",
+    "KvioError",
+    "NotFormatted",
     "Unsupported",
     "make_error",
 ]
@@ -49,31 +49,31 @@ class KvioError(OSError):
         return self.strerror or super().__str__()
 
 
-class CorruptPage(KvioError):
+class CorruptPage(KvioError):  # noqa: N818
     """A page's bytes do not match their checksum or header. It counts as a miss."""
 
 
-class DeviceBusy(KvioError):
+class DeviceBusy(KvioError):  # noqa: N818
     """The member is in use, or holds data that a write would destroy."""
 
 
-class NotFormatted(KvioError):
+class NotFormatted(KvioError):  # noqa: N818
     """The members carry no kvio store."""
 
 
-class GeometryMismatch(KvioError):
+class GeometryMismatch(KvioError):  # noqa: N818
     """The members do not belong together, or were formatted differently."""
 
 
-class Fenced(KvioError):
+class Fenced(KvioError):  # noqa: N818
     """Another host took the members over: stop writing."""
 
 
-class DeadlineExceeded(KvioError, TimeoutError):
+class DeadlineExceeded(KvioError, TimeoutError):  # noqa: N818
     """kvio's own deadline passed (errno ``ETIME``); the member may still answer later."""
 
 
-class Unsupported(KvioError):
+class Unsupported(KvioError):  # noqa: N818
     """This kernel, device or file system cannot do what was asked for."""
 
 

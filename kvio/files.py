@@ -6,8 +6,10 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
+from rich.console import Console
 from rich.progress import Progress
 
 from kvio.errors import make_error
@@ -35,7 +37,9 @@ def create_members(
         _check_free(name, overwrite)
     made: list[str] = []
     try:
-        with Progress(transient=True, disable=None) as progress:
+        with Progress(
+            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+        ) as progress:
             task = progress.add_task("writing members", total=len(names) * size_bytes)
             for name in names:
                 _create_one(name, size_bytes, made, lambda n: progress.advance(task, n))
@@ -61,15 +65,21 @@ def _check_free(name: str, overwrite: bool) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        raise make_error(errno.EEXIST, f"{name} exists and is no regular file", path=name,
-                         op="create")
+        raise make_error(
+            errno.EEXIST, f"{name} exists and is no regular file", path=name, op="create"
+        )
     if not overwrite:
         raise make_error(
-            errno.EEXIST, f"{name} exists; remove it, or give overwrite=True to lose its contents",
-            path=name, op="create")
+            errno.EEXIST,
+            f"{name} exists; remove it, or give overwrite=True to lose its contents",
+            path=name,
+            op="create",
+        )
 
 
-def _create_one(name: str, size_bytes: int, made: list[str], advance) -> None:  # type: ignore[no-untyped-def]
+def _create_one(
+    name: str, size_bytes: int, made: list[str], advance: Callable[[int], None]
+) -> None:
     """Blocks are written, not only reserved: an unwritten extent would have to be converted at the
     first write, which costs a journal commit and serialises direct writers."""
     temporary = f"{name}.creating-{os.getpid()}"

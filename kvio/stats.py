@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvio import _core
 
-__all__ = ["Histogram", "OpStats", "MemberStats", "VolumeStats"]
+__all__ = ["Histogram", "MemberStats", "OpStats", "VolumeStats"]
 
 _LOWER_NS: npt.NDArray[np.uint64] = _core.histogram_lower_bounds()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -23,14 +22,6 @@ class BenchError(Exception):
 def warn(text: str) -> None:
     """Print one line on stderr, where it does not disturb a report on stdout."""
     print(f"kvio: {text}", file=sys.stderr)
-
-
-def package_version() -> str:
-    """The version of the installed package, 'unknown' in a bare source tree."""
-    try:
-        return importlib.metadata.version("kvio")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def format_rate(bytes_per_s: float) -> str:

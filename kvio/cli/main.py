@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from kvio import __version__
 from kvio.cli import bench, doctor, info, tune
 from kvio.cli.common import (
     EXIT_INTERRUPTED,
@@ -19,7 +20,6 @@ from kvio.cli.common import (
     EXIT_USAGE,
     BenchError,
     UsageError,
-    package_version,
     warn,
 )
 
@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Striped, parallel, direct I/O for LLM KV-cache pages.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"kvio {package_version()}")
+    parser.add_argument("--version", action="version", version=f"kvio {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     bench.add_parser(subparsers)
     tune.add_parser(subparsers)

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from kvio import __version__
 from kvio.cli import fiojson, report
-from kvio.cli.common import BenchError, package_version
+from kvio.cli.common import BenchError
 from kvio.cli.compare import Comparison
 from kvio.cli.jobs import Job
 from kvio.cli.results import JobResult, merge_results
@@ -84,7 +85,7 @@ def write_reports(
             document = fiojson.report_json(
                 run,
                 reported,
-                version=package_version(),
+                version=__version__,
                 notes=notes,
                 bins=kind == "json+",
                 comparison=comparison.to_dict() if comparison else None,

@@ -23,6 +23,7 @@ from kvio.cli.results import JobResult
 from kvio.cli.worker import Task
 
 _POLL_S = 0.25
+_PATIENCE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -106,6 +107,7 @@ class Runner:
         self._content_seed = int.from_bytes(os.urandom(7), "little")
         self._signals = 0
         self._stopping = False
+        self._patience_s = float("inf")
         self._result = RunResult()
 
     def run(self, jobs: Sequence[Job]) -> RunResult:
@@ -169,8 +171,7 @@ class Runner:
                 self._take(crews[index], index, results, latest)
             if (self._signals or self._result.failures) and not self._stopping:
                 self._stop(crews)
-            if self._signals > 1:
-                self._abandon(crews)
+            self._mind_signals(crews)
             if not going and all(crew.ready or crew.done for crew in crews):
                 going = True
                 for crew in crews:
@@ -235,9 +236,18 @@ class Runner:
 
     def _stop(self, crews: list[_Crew]) -> None:
         self._stopping = True
+        self._patience_s = time.monotonic() + _PATIENCE_S
         for crew in crews:
             if not crew.done:
                 _send(crew.link, (worker.STOP,))
+
+    def _mind_signals(self, crews: list[_Crew]) -> None:
+        """Say that I/O is still awaited after a SIGINT; give up after the second."""
+        if self._signals > 1:
+            self._abandon(crews)
+        elif self._signals and time.monotonic() > self._patience_s:
+            self._patience_s = float("inf")
+            warn("still waiting for I/O in flight; interrupt again to give up")
 
     def _abandon(self, crews: list[_Crew]) -> None:
         """A second SIGINT: do not wait for I/O that may never come back."""

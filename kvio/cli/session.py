@@ -21,6 +21,8 @@ Bytes = npt.NDArray[np.uint8]
 # A batch of checked blocks needs a buffer for each of its blocks.
 _VERIFY_BYTES = 32 << 20
 
+_CLOSE_S, _CLOSE_HURRY_S = 30.0, 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -84,7 +86,8 @@ class Buffers:
         self._pool: Any = None
         self._buffer: Any = None
         if job.fixedbufs:
-            self._pool = kvio.BufferPool(nbytes, hugepages=job.hugepages)
+            pages: Any = job.hugepages
+            self._pool = kvio.BufferPool(nbytes, hugepages=pages)
             self._buffer = self._pool.alloc(nbytes)
             self.hugepages = str(self._pool.hugepages)
             self.memory: Bytes = self._buffer.numpy(dtype=np.uint8)
@@ -147,26 +150,24 @@ def open_volume(job: Job, *, copies: int, allow_destroy: bool) -> Any:
         With a message that names the member and the remedy.
     """
     depth = min(MAX_DEPTH, job.iodepth * copies * pieces_per_block(job))
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {
+        "stripe_unit": job.stripe_unit,
+        "mode": "rw" if job.changes_members else "r",
+        "direct": job.direct,
+        "engine": job.engine,
+        "queue_depth": depth,
+        "max_inflight": depth,
+        "submit_batch": job.submit_batch,
+        "deadline": job.deadline_s,
+        "allow_destroy": allow_destroy,
+        "workers": job.workers,
+        "iopoll": job.hipri,
+        "sqpoll": job.sqpoll,
+    }
     if job.engine == "threads":
         options["io_threads"] = max(1, min(256, depth))
     try:
-        return kvio.Volume.open(
-            list(job.members),
-            stripe_unit=job.stripe_unit,
-            mode="rw" if job.changes_members else "r",
-            direct=job.direct,
-            engine=job.engine,
-            queue_depth=depth,
-            max_inflight=depth,
-            submit_batch=job.submit_batch,
-            deadline=job.deadline_s,
-            allow_destroy=allow_destroy,
-            workers=job.workers,
-            iopoll=job.hipri,
-            sqpoll=job.sqpoll,
-            **options,
-        )
+        return kvio.Volume.open(list(job.members), **options)
     except kvio.KvioError as error:
         raise BenchError(f"job {job.name}: {error}") from None
     except (ValueError, TypeError) as error:
@@ -241,9 +242,13 @@ def make_streams(
     return reads, stream(job.write_bs, 1)
 
 
-def close_volume(volume: Any) -> None:
-    """Close the volume; I/O that never came back is an error of its own."""
+def close_volume(volume: Any, *, hurry: bool) -> str:
+    """Close the volume. Returns what is wrong when I/O never came back, '' otherwise.
+
+    With a deadline (``hurry``) the answers of a stalled member are not waited for much longer.
+    """
     try:
-        volume.close()
+        volume.close(timeout=_CLOSE_HURRY_S if hurry else _CLOSE_S)
     except (kvio.KvioError, TimeoutError) as error:
-        raise BenchError(str(error)) from None
+        return str(error)
+    return ""

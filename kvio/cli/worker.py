@@ -7,6 +7,7 @@ STOP may arrive at any time; the worker then drains and sends what it has.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import time
@@ -113,7 +114,7 @@ class _Worker:
         if job.cpus_allowed:
             os.sched_setaffinity(0, job.cpus_allowed)
         volume = session.open_volume(job, copies=task.copies, allow_destroy=task.allow_destroy)
-        buffers = None
+        buffers, result, stuck = None, None, ""
         try:
             regions = [
                 session.resolve_region(job, volume.size, task.copy + index)
@@ -129,12 +130,16 @@ class _Worker:
                 private=contents is not None,
             )
             session.write_contents(job, buffers)
-            return self._measure(volume, buffers, regions, contents, limits)
+            result = self._measure(volume, buffers, regions, contents, limits)
         finally:
             # The volume first: after a deadline its I/O may still land in the buffers.
-            session.close_volume(volume)
-            if buffers is not None:
+            stuck = session.close_volume(volume, hurry=job.deadline_s is not None)
+            if buffers is not None and not stuck:
                 buffers.close()
+        if stuck:
+            result.error = result.error or errno.ETIME
+            result.messages.append(stuck)
+        return result
 
     def _measure(
         self,

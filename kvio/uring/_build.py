@@ -63,7 +63,8 @@ struct io_uring_params {
   uint32_t sq_entries; uint32_t cq_entries; uint32_t flags;
   uint32_t sq_thread_cpu; uint32_t sq_thread_idle; uint32_t features; uint32_t wq_fd; ...;
 };
-struct io_uring_sq { unsigned ring_entries; ...; };
+struct io_uring_sqe;
+struct io_uring_sq { struct io_uring_sqe *sqes; unsigned ring_entries; ...; };
 struct io_uring_cq { unsigned ring_entries; ...; };
 struct io_uring {
   struct io_uring_sq sq; struct io_uring_cq cq;
@@ -265,8 +266,9 @@ static int kvio_uring_reap(struct io_uring *ring, uint64_t *user_data, int32_t *
   return (int)n;
 }
 
-/* Takes back the entries that the kernel has not consumed, and reports their user_data. A polling
- * kernel thread may be reading what was submitted, so there only the rest can be taken back. */
+/* Takes back the entries that the kernel has not consumed, and reports their user_data. The tail
+ * that the kernel sees is set right by the next submit, and it is not looked at before that. A
+ * polling kernel thread does look, so there only what was never submitted can be taken back. */
 static unsigned kvio_uring_discard(struct io_uring *ring, uint64_t *user_data, unsigned max)
 {
   struct io_uring_sq *sq = &ring->sq;
@@ -279,8 +281,6 @@ static unsigned kvio_uring_discard(struct io_uring *ring, uint64_t *user_data, u
     user_data[n++] = sq->sqes[(at & sq->ring_mask) << shift].user_data;
   sq->sqe_tail = from;
   sq->sqe_head = from;
-  if (!polled)
-    IO_URING_WRITE_ONCE(*sq->ktail, from);
   return n;
 }
 
