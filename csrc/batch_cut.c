@@ -101,7 +101,7 @@ static int check_op(const struct cut *cut, const struct kvio_op *op, uint32_t i,
   }
   if (*length == 0 || *refused)
     return 0;
-  bool range = ((op->offset | *length) & (lim.align - 1)) == 0;
+  bool range = ((op->offset | op_length(op)) & (lim.align - 1)) == 0;
   if (cut->opcode == KVIO_DISCARD)
     return range ? 0
                  : refuse(err, -EINVAL, i, op, *length, cut->opcode,
@@ -194,7 +194,7 @@ static uint64_t take_memory(struct cut *cut, struct kvio_seg *seg, struct cursor
 }
 
 static void cut_range(struct cut *cut, uint32_t i, struct kvio_op_state *state, uint64_t offset,
-                      uint64_t length, struct cursor cur, uint64_t round_up_to)
+                      uint64_t length, struct cursor cur, uint32_t align)
 {
   const struct kvio_shared *shared = cut->shared;
   while (length > 0) {
@@ -204,9 +204,12 @@ static void cut_range(struct cut *cut, uint32_t i, struct kvio_op_state *state, 
     uint64_t chunk = shared->members[piece.member].chunk_bytes;
     uint64_t take = kvio_min_u64(piece.length, chunk);
     struct kvio_seg *seg = new_seg(cut, state, i, piece.member, piece.offset, take);
-    /* Only the tail of a lone member can be unaligned here, and only with a bounce buffer. */
     take = take_memory(cut, seg, &cur, take);
-    seg->length = take == length ? kvio_align_up(take, round_up_to) : take;
+    /* Only the tail of a lone member can be unaligned here. The command asks for the whole block:
+     * the buffer has room, since its own length is aligned. */
+    seg->length = take == length ? kvio_align_up(take, align) : take;
+    if (seg->length > take && seg->n_iov > 1)
+      seg->iov[seg->n_iov - 1].iov_len += seg->length - take;
     offset += take;
     length -= take;
   }
@@ -293,7 +296,7 @@ static int cut_op(struct cut *cut, const struct kvio_op *op, uint32_t i, struct 
               : 0;
   }
   struct cursor cur = {op->iov, op->iovcnt, 0};
-  cut_range(cut, i, state, op->offset, state->length, cur, 1);
+  cut_range(cut, i, state, op->offset, state->length, cur, lim.align);
   return 0;
 }
 

@@ -197,8 +197,6 @@ static int find_kind(struct kvio_device *dev, const struct stat *st, struct kvio
 static int open_flags(const struct kvio_device *dev, const struct kvio_device_opts *opts)
 {
   int flags = O_CLOEXEC | (opts->write ? O_RDWR : O_RDONLY);
-  if (dev->kind == KVIO_DEVICE_BLOCK && opts->write)
-    flags |= O_EXCL; /* without O_CREAT: claim the device */
   if ((dev->kind == KVIO_DEVICE_BLOCK || dev->kind == KVIO_DEVICE_FILE) &&
       opts->direct != KVIO_DIRECT_OFF)
     flags |= O_DIRECT;
@@ -211,6 +209,13 @@ static int open_fd(struct kvio_device *dev, const struct kvio_device_opts *opts,
   int flags = open_flags(dev, opts);
   uint64_t read_only = 0;
   struct stat now;
+  if (dev->kind == KVIO_DEVICE_BLOCK && opts->write) {
+    dev->hold_fd = open(dev->path, O_RDONLY | O_EXCL | O_CLOEXEC); /* no O_CREAT: a claim */
+    if (dev->hold_fd < 0 && errno == EBUSY)
+      return explain_busy(dev, dev->path, err);
+    if (dev->hold_fd < 0)
+      return refuse_open(dev, errno, err);
+  }
   dev->fd = open(dev->path, flags);
   if (dev->fd < 0 && errno == EINVAL && (flags & O_DIRECT)) {
     if (opts->direct == KVIO_DIRECT_REQUIRE)
@@ -218,8 +223,6 @@ static int open_fd(struct kvio_device *dev, const struct kvio_device_opts *opts,
     flags &= ~O_DIRECT;
     dev->fd = open(dev->path, flags);
   }
-  if (dev->fd < 0 && errno == EBUSY && (flags & O_EXCL))
-    return explain_busy(dev, dev->path, err);
   if (dev->fd < 0) {
     int code = errno;
     struct kvio_sysfs_block block;

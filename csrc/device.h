@@ -6,8 +6,9 @@
  *
  * Invariants
  *   D1  A member that is opened for writing has passed kvio_safety_inspect_fd() or allow_destroy
- *       was given, and a block device is held with O_EXCL as long as it is open. The NVMe character
- *       device holds its block device (hold_fd) in its stead.
+ *       was given, and a block device is held with O_EXCL as long as it is open, through a descriptor
+ *       of its own (hold_fd): rings keep theirs for a while after they are gone, and the claim
+ *       must end with the close. The NVMe character device holds its block device.
  *   D2  direct says what F_GETFL reports after the open, never what was asked for. (NVMe commands
  *       never pass the page cache: there it is true without a flag.)
  *   D3  mem_align, offset_align and write_align are powers of two. With O_DIRECT, offset_align is a
@@ -44,7 +45,7 @@ struct kvio_device_opts {
 struct kvio_device {
   char *path;
   int fd;
-  int hold_fd; /* NVMe character device opened for writing: its block device, O_EXCL; else -1 */
+  int hold_fd; /* opened for writing: the block device's claim (O_EXCL); else -1 */
   enum kvio_device_kind kind;
   dev_t dev;  /* of the file system that holds a file; 0 for devices */
   dev_t rdev; /* of the device node; 0 for files */

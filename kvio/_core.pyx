@@ -7,6 +7,7 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.number cimport PyNumber_Index
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.sequence cimport PySequence_Fast, PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
 from libc.errno cimport EBADF, EINTR, EINVAL, ENOMEM, EPERM, ETIME
@@ -114,6 +115,16 @@ cdef int pin(Request *req, object buf, bint write_to, iovec *iov, Py_ssize_t ind
 
 # ---- offsets ---------------------------------------------------------------------------------
 
+cdef int64_t as_index(object value, str name) except? -1:
+    """An exact integer (Cython's own conversion would cut a float)."""
+    try:
+        return <int64_t>PyNumber_Index(value)
+    except TypeError:
+        raise TypeError(f"{name}: an integer expected, got {type(value).__name__}") from None
+    except OverflowError:
+        raise ValueError(f"{name}: {value} is beyond 2^63 - 1") from None
+
+
 cdef class Offsets:
     """Offsets of a call as int64 values, borrowed from an array or copied from a sequence."""
     cdef Py_buffer view
@@ -143,13 +154,10 @@ cdef class Offsets:
                 raise MemoryError()
             for i in range(self.n):
                 item = <object>PySequence_Fast_GET_ITEM(sequence, i)
-                try:
+                if type(item) is int and -1 < item < INT64_MAX:
                     self.values[i] = item
-                except TypeError:
-                    raise TypeError(
-                        f"offsets[{i}]: an integer expected, got {type(item).__name__}") from None
-                except OverflowError:
-                    raise ValueError(f"offsets[{i}]: {item} is beyond 2^63 - 1") from None
+                else:
+                    self.values[i] = as_index(item, f"offsets[{i}]")
         for i in range(self.n):
             if self.values[i] < 0:
                 raise ValueError(f"offsets[{i}]: {self.values[i]} is negative (or beyond 2^63 - 1)")
@@ -390,11 +398,12 @@ cdef class Volume:
             drain(self.vol)
         return 0
 
-    cdef int64_t single(self, kvio_opcode opcode, object buf, int64_t offset,
+    cdef int64_t single(self, kvio_opcode opcode, object buf, object where,
                         object deadline) except -1:
         cdef Request req
         cdef kvio_batch *batch = NULL
         cdef int64_t result = 0
+        cdef int64_t offset = as_index(where, "offset")
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
         self.ready()
@@ -431,11 +440,11 @@ cdef class Volume:
             return NULL  # the signal handler's exception is set
         raise fail(rc, &err, self)
 
-    def pread(self, buf, int64_t offset, *, deadline=None):
+    def pread(self, buf, offset, *, deadline=None):
         """Read into ``buf`` from ``offset`` bytes; see :class:`kvio.Volume`."""
         return self.single(KVIO_READ, buf, offset, deadline)
 
-    def pwrite(self, buf, int64_t offset, *, deadline=None):
+    def pwrite(self, buf, offset, *, deadline=None):
         """Write ``buf`` at ``offset`` bytes; see :class:`kvio.Volume`."""
         return self.single(KVIO_WRITE, buf, offset, deadline)
 
@@ -521,11 +530,12 @@ cdef class Volume:
         """Flush all members in parallel; see :class:`kvio.Volume`."""
         self.control(KVIO_FLUSH, 0, 0, deadline)
 
-    def discard(self, int64_t offset, int64_t length, *, deadline=None):
+    def discard(self, offset, length, *, deadline=None):
         """Deallocate a range; see :class:`kvio.Volume`."""
-        if offset < 0 or length < 0:
-            raise ValueError(f"discard of {length} bytes at {offset}: neither may be negative")
-        self.control(KVIO_DISCARD, <uint64_t>offset, <uint64_t>length, deadline)
+        cdef int64_t start = as_index(offset, "offset"), size = as_index(length, "length")
+        if start < 0 or size < 0:
+            raise ValueError(f"discard of {size} bytes at {start}: neither may be negative")
+        self.control(KVIO_DISCARD, <uint64_t>start, <uint64_t>size, deadline)
 
     def _register(self, uintptr_t address, size_t nbytes):
         """Registers a range of memory with every ring; 0 or the errno that the kernel gave."""

@@ -242,6 +242,23 @@ def make_streams(
     return reads, stream(job.write_bs, 1)
 
 
+def check_alignment(job: Job, regions: Sequence[Region], volume: Any) -> None:
+    """Refuse writes of parts of a block before anything is written.
+
+    Raises
+    ------
+    UsageError
+        The block size, or the start of the region, is not a multiple of the members' blocks.
+    """
+    align = max(member.write_align for member in volume.members)
+    for name, value in [("bs", job.write_bs), *(("offset", region.start) for region in regions)]:
+        if value % align:
+            raise UsageError(
+                f"job {job.name}: {name}={value} is not a multiple of {align}, "
+                "the block that the members write as a whole"
+            )
+
+
 def close_volume(volume: Any, *, hurry: bool) -> str:
     """Close the volume. Returns what is wrong when I/O never came back, '' otherwise.
 

@@ -120,6 +120,8 @@ class _Worker:
                 session.resolve_region(job, volume.size, task.copy + index)
                 for index in range(task.copies)
             ]
+            if job.changes_members:
+                session.check_alignment(job, regions, volume)
             contents = make_contents(job, task.content_seed)
             limits = session.batch_limits(job, contents)
             buffers = session.Buffers(

@@ -357,4 +357,7 @@ ffibuilder.set_source(
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         built = Path(ffibuilder.compile(tmpdir=folder))
-        shutil.copy2(built, Path(__file__).resolve().parent / built.name)
+        here = Path(__file__).resolve().parent
+        for older in here.glob("_liburing.*.so"):  # of another name, it might be imported instead
+            older.unlink()
+        shutil.copy2(built, here / built.name)

@@ -29,6 +29,7 @@ from kvio.uring._queues import QueueRing
 from kvio.uring._ring import TOKEN_BASE
 from kvio.uring._types import Request, failure
 
+_SKIP_SUCCESS = int(SqeFlags.CQE_SKIP_SUCCESS)  # IntFlag's own & costs a microsecond
 _MAX_LENGTH = (1 << 32) - 1
 
 
@@ -101,7 +102,7 @@ class PreparingRing(QueueRing):
 
     def _admit(self, flags: int, user_data: object, keep: object) -> int:
         """The user_data that goes into the entry: a token, or the caller's own integer."""
-        if not flags & SqeFlags.CQE_SKIP_SUCCESS:
+        if not int(flags) & _SKIP_SUCCESS:
             return next(self._tokens)
         if keep is not None:
             raise ValueError(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import time
 
-from kvio.uring._constants import Features, SetupFlags
+from kvio.uring._constants import Features
 from kvio.uring._liburing import lib
 from kvio.uring._ring import RingBase
 from kvio.uring._types import REAP_MAX, REMEDIES, Cqe, failure, timeout_ns
@@ -56,7 +56,7 @@ class QueueRing(RingBase):
             before = self.sq_ready
             rc = lib.kvio_uring_submit_and_wait(ring, count, limit_ns)
             # a polling kernel thread takes them a little later, but they are out of our hands
-            taken = before if self._flags & SetupFlags.SQPOLL else before - self.sq_ready
+            taken = before if self._polled else before - self.sq_ready
         if rc < 0 and rc not in (-errno.ETIME, -errno.EINTR) and not taken:
             raise failure(rc, "io_uring_submit_and_wait", REMEDIES.get(-rc, ""))
         return taken
@@ -87,12 +87,10 @@ class QueueRing(RingBase):
         """Take up to `max_count` completions that are ready, without waiting."""
         with self._cq_lock:
             self._use()
-            taken: list[Cqe] = []
-            while len(taken) < max_count:
-                more = self._reap(min(max_count - len(taken), REAP_MAX))
-                if not more:
-                    break
-                taken += more
+            taken = batch = self._reap(min(max_count, REAP_MAX))
+            while len(batch) == REAP_MAX and len(taken) < max_count:
+                batch = self._reap(min(max_count - len(taken), REAP_MAX))
+                taken = taken + batch
             return taken
 
     def peek_cqe(self) -> Cqe | None:

@@ -38,6 +38,7 @@ from kvio.uring._types import (
 )
 
 TOKEN_BASE = 1 << 63
+_MORE = int(CqeFlags.MORE)  # a plain integer: IntFlag's & would cost more than the rest of a reap
 _DRAIN_POLL_S = 0.001
 _GC_CLOSE_TIMEOUT_S = 5.0
 _UNSUPPORTED = (
@@ -94,6 +95,8 @@ class RingBase:
         self._ring: Any = ring
         self._flags = wanted
         self._cq_entries = int(params.cq_entries)
+        self._wide = bool(wanted & SetupFlags.CQE32)
+        self._polled = bool(wanted & SetupFlags.SQPOLL)
         self._pid = os.getpid()
         self._sq_lock = threading.RLock()
         self._cq_lock = threading.RLock()
@@ -291,7 +294,7 @@ class RingBase:
 
     def _reap(self, max_count: int) -> list[Cqe]:
         """One batch. Under `_cq_lock`; a signal handler that comes back here gets other arrays."""
-        wide = bool(self._flags & SetupFlags.CQE32)
+        wide = self._wide
         arrays = self._arrays.pop() if self._arrays else CqeArrays(wide)
         rc = lib.kvio_uring_reap(
             self._ring, arrays.user_data, arrays.res, arrays.flags, arrays.big, max_count
@@ -299,13 +302,15 @@ class RingBase:
         if rc < 0:
             raise failure(rc, "taking completions", REMEDIES.get(-rc, ""))
         taken = []
-        columns = (arrays.user_data, arrays.res, arrays.flags)
-        rows = zip(*(ffi.unpack(column, rc) for column in columns), strict=True)
-        for index, (token, res, flags) in enumerate(rows):
-            request = self._requests.get(token)
-            if request is not None and not flags & CqeFlags.MORE:
-                del self._requests[token]
-            big = (arrays.big[2 * index], arrays.big[2 * index + 1]) if wide else None
-            taken.append(Cqe(request.user_data if request else token, res, flags, token, big))
+        if rc:
+            tokens, results = ffi.unpack(arrays.user_data, rc), ffi.unpack(arrays.res, rc)
+            for index, flags in enumerate(ffi.unpack(arrays.flags, rc)):
+                token = tokens[index]
+                request = self._requests.get(token)
+                if request is not None and not flags & _MORE:
+                    del self._requests[token]
+                big = (arrays.big[2 * index], arrays.big[2 * index + 1]) if wide else None
+                user_data = request.user_data if request else token
+                taken.append(Cqe(user_data, results[index], flags, token, big))
         self._arrays.append(arrays)
         return taken
