@@ -236,8 +236,11 @@ static int open_fd(struct kvio_device *dev, const struct kvio_device_opts *opts,
   }
   if (fstat(dev->fd, &now) != 0)
     return refuse_open(dev, errno, err);
-  if ((now.st_mode & S_IFMT) != (st->st_mode & S_IFMT) || now.st_rdev != st->st_rdev ||
-      now.st_dev != st->st_dev || now.st_ino != st->st_ino)
+  bool replaced = (now.st_mode & S_IFMT) != (st->st_mode & S_IFMT) || now.st_rdev != st->st_rdev ||
+                  now.st_dev != st->st_dev || now.st_ino != st->st_ino;
+  if (dev->hold_fd >= 0) /* the claim must be of the same device, not only of the same name */
+    replaced = replaced || fstat(dev->hold_fd, &now) != 0 || now.st_rdev != st->st_rdev;
+  if (replaced)
     return kvio_error_set(err, -ESTALE, "%s: it was replaced while it was opened; try again",
                           dev->path);
   return 0;

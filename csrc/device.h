@@ -45,7 +45,7 @@ struct kvio_device_opts {
 struct kvio_device {
   char *path;
   int fd;
-  int hold_fd; /* opened for writing: the block device's claim (O_EXCL); else -1 */
+  int hold_fd; /* the claim (O_EXCL) of a member opened for writing; files and readers: -1 */
   enum kvio_device_kind kind;
   dev_t dev;  /* of the file system that holds a file; 0 for devices */
   dev_t rdev; /* of the device node; 0 for files */

@@ -125,7 +125,10 @@ class LoopDevice:
 
     def _sysfs(self, name: str) -> str:
         path = Path("/sys/block", os.path.basename(self.path), "loop", name)
-        return path.read_text().strip() if path.exists() else ""
+        try:
+            return path.read_text().strip()
+        except OSError:  # not attached, or detached while it was read
+            return ""
 
     @property
     def attached(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvio.cli import options, units
-from kvio.cli.common import EXIT_OK, UsageError, warn
+from kvio.cli.common import EXIT_OK, BenchError, UsageError, warn
 from kvio.cli.jobfile import Section, Setting, parse_job_file
 from kvio.cli.jobs import Job
 from kvio.cli.jobspec import build_jobs
@@ -246,7 +246,12 @@ def _execute(jobs: list[Job], notes: list[str], run_options: RunOptions) -> int:
     if run_options.compare_fio and result.exit_code == EXIT_OK:
         from kvio.cli import compare  # noqa: PLC0415
 
-        comparison = compare.compare(runnable, result, run_once, pairs=run_options.pairs)
+        try:
+            comparison = compare.compare(runnable, result, run_once, pairs=run_options.pairs)
+        except KeyboardInterrupt:
+            result.interrupted = True  # the report of what kvio did is still to come
+        except BenchError as error:
+            result.failures.append(("io", str(error)))
     for _, text in result.failures:
         warn(text)
     if result.results:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import statistics
 import subprocess
@@ -203,9 +204,21 @@ def fio_job(job: Job, *, direct: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fio_side(document: dict[str, Any]) -> Side:
-    """Read fio's JSON report of one job."""
-    found = document["jobs"][0]
+@dataclass(frozen=True, slots=True)
+class FioRun:
+    """One run of fio: its JSON report, and the CPU time of all its threads.
+
+    fio's own usr_cpu and sys_cpu are of the job's thread alone; large I/Os are done by kernel
+    threads of the process, which it leaves out.
+    """
+
+    document: dict[str, Any]
+    cpu_s: float
+
+
+def fio_side(run: FioRun, *, ramp_s: float) -> Side:
+    """The figures of a run of fio with one job."""
+    found = run.document["jobs"][0]
 
     def figures(word: str) -> Figures:
         part = found[word]
@@ -217,7 +230,8 @@ def fio_side(document: dict[str, Any]) -> Side:
             float(percentiles.get("99.000000", 0)),
         )
 
-    cpu_s = (found["usr_cpu"] + found["sys_cpu"]) / 100 * found["job_runtime"] / 1000
+    measured_s = max(found["read"]["runtime"], found["write"]["runtime"]) / 1000
+    cpu_s = run.cpu_s * measured_s / (measured_s + ramp_s) if measured_s else 0.0
     moved = found["read"]["io_bytes"] + found["write"]["io_bytes"]
     return Side(figures("read"), figures("write"), cpu_s / (moved / 1e9) if moved else 0.0)
 
@@ -235,8 +249,13 @@ def kvio_side(result: JobResult) -> Side:
     return Side(figures("read"), figures("write"), result.cpu_s_per_gb)
 
 
-def run_fio(job_text: str) -> tuple[dict[str, Any], str]:
-    """Run a job file under fio. Returns its JSON report and its version.
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def run_fio(job_text: str) -> FioRun:
+    """Run a job file under fio.
 
     Raises
     ------
@@ -253,6 +272,7 @@ def run_fio(job_text: str) -> tuple[dict[str, Any], str]:
             f"--output={report}",
             str(job_file),
         ]
+        cpu_s = _children_cpu_s()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
             document = json.loads(report.read_text(encoding="utf-8"))
@@ -263,7 +283,7 @@ def run_fio(job_text: str) -> tuple[dict[str, Any], str]:
             raise BenchError(
                 f"fio could not run the same job: {said[0] if said else 'it gave no reason'}"
             )
-        return document, str(document["fio version"])
+        return FioRun(document, _children_cpu_s() - cpu_s)
 
 
 def compare(
@@ -280,6 +300,7 @@ def compare(
         comparison.kvio.append(
             kvio_side(merge_results(run.results, interval_s=job.sample_ms / 1000))
         )
-        document, comparison.fio_version = run_fio(comparison.job)
-        comparison.fio.append(fio_side(document))
+        fio_run = run_fio(comparison.job)
+        comparison.fio_version = str(fio_run.document["fio version"])
+        comparison.fio.append(fio_side(fio_run, ramp_s=job.ramp_s))
     return comparison

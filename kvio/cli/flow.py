@@ -65,7 +65,6 @@ class Flow:
         tick_s: float,
     ) -> None:
         self._volume, self._buffers, self._blocks = volume, buffers, blocks
-        self._slots = slots
         self._free = deque(range(slots))
         self._pending: deque[Slot] = deque()
         self._keep_going, self._tick, self._tick_s = keep_going, tick, tick_s

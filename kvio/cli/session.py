@@ -21,6 +21,9 @@ Bytes = npt.NDArray[np.uint8]
 # A batch of checked blocks needs a buffer for each of its blocks.
 _VERIFY_BYTES = 32 << 20
 
+# What most devices take in one command; the guess before they are open.
+_USUAL_IO_BYTES = 1 << 20
+
 _CLOSE_S, _CLOSE_HURRY_S = 30.0, 3.0
 
 
@@ -135,21 +138,40 @@ def write_contents(job: Job, buffers: Buffers) -> None:
             part[:] = rng.integers(0, 256, part.size, dtype=np.uint8)
 
 
-def pieces_per_block(job: Job) -> int:
-    """Device I/Os of one block: a block larger than a stripe unit is split over the members."""
+def commands_per_block(job: Job, max_io_bytes: Sequence[int]) -> int:
+    """Commands that one block becomes: it is cut at stripe units, and at what a member takes.
+
+    ``max_io_bytes`` is of each member; where they differ this is the mean, rounded up.
+    """
     block = max(job.read_bs, job.write_bs)
-    return 1 if len(job.members) == 1 else -(-block // job.stripe_unit)
+    piece = block if len(job.members) == 1 else min(block, job.stripe_unit)
+    commands = sum(-(-piece // largest) for largest in max_io_bytes)
+    return -(-block // piece) * -(-commands // len(max_io_bytes))
 
 
 def open_volume(job: Job, *, copies: int, allow_destroy: bool) -> Any:
     """Open the job's members with the depth that fio would have.
+
+    fio counts blocks in flight, the engine counts commands; how many commands a block becomes is
+    known when the members are open, so some volumes are opened twice.
 
     Raises
     ------
     UsageError, BenchError
         With a message that names the member and the remedy.
     """
-    depth = min(MAX_DEPTH, job.iodepth * copies * pieces_per_block(job))
+    needed = job.iodepth * copies * commands_per_block(job, [_USUAL_IO_BYTES])
+    while True:
+        depth = min(MAX_DEPTH, needed)
+        volume = _open(job, depth, allow_destroy)
+        largest = [member.max_io_bytes for member in volume.members]
+        needed = job.iodepth * copies * commands_per_block(job, largest)
+        if min(MAX_DEPTH, needed) <= depth:
+            return volume
+        volume.close()
+
+
+def _open(job: Job, depth: int, allow_destroy: bool) -> Any:
     options: dict[str, Any] = {
         "stripe_unit": job.stripe_unit,
         "mode": "rw" if job.changes_members else "r",
@@ -174,26 +196,27 @@ def open_volume(job: Job, *, copies: int, allow_destroy: bool) -> Any:
         raise UsageError(f"job {job.name}: {error}") from None
 
 
-def batch_limits(job: Job, contents: Contents | None) -> tuple[int, int, int]:
+def batch_limits(job: Job, contents: Contents | None, *, commands: int) -> tuple[int, int, int]:
     """How a job's I/O is cut into batches: (batches in flight, smallest, largest batch).
 
-    One direction without pacing takes two batches of tens of milliseconds, with the engine keeping
-    ``iodepth`` of their I/Os in flight, so that the queue never drains between them. Mixes and
-    paced jobs take small batches, which together are a little more than ``iodepth``: the engine
-    lets reads overtake queued writes, so only a short queue keeps the mix as asked.
+    There is always more submitted than the engine may have in flight (``iodepth``), so that its
+    queue never drains between batches. One direction takes two batches of tens of milliseconds. A
+    mix takes four of ``iodepth``, at least 8: the engine lets reads overtake writes, and a longer
+    queue would become phases of reads and of writes. A rate needs batches that are short in time.
+    Only one large block at a time is really alone: the engine would begin the next one while the
+    last commands of the first are in flight.
     """
-    limited = [rate for rate in iops_limits(job) if rate]
-    if is_paced(job):
-        batch = -(-job.iodepth // 2)
-        if limited:
-            batch = max(1, min(batch, int(min(limited) * 0.002)))
-    elif contents is not None:
-        batch = job.iodepth
-    else:
+    if job.iodepth == 1 and commands > 1:
+        return 1, 1, 1
+    if not is_paced(job) and contents is None:
         return 2, job.iodepth, max(job.iodepth, 65536)
+    batch = max(8, job.iodepth) if job.mixed else job.iodepth
+    limited = [rate for rate in iops_limits(job) if rate]
+    if limited:
+        batch = max(1, min(batch, int(min(limited) * 0.002)))
     if contents is not None:
         batch = max(1, min(batch, _VERIFY_BYTES // max(job.read_bs, job.write_bs)))
-    return -(-job.iodepth // batch) + 1, batch, batch
+    return max(4 if is_paced(job) else 2, -(-2 * job.iodepth // batch)), batch, batch
 
 
 def is_paced(job: Job) -> bool:

@@ -123,7 +123,9 @@ class _Worker:
             if job.changes_members:
                 session.check_alignment(job, regions, volume)
             contents = make_contents(job, task.content_seed)
-            limits = session.batch_limits(job, contents)
+            largest = [member.max_io_bytes for member in volume.members]
+            commands = session.commands_per_block(job, largest)
+            limits = session.batch_limits(job, contents, commands=commands)
             buffers = session.Buffers(
                 job,
                 mem_align=max(member.mem_align for member in volume.members),
