@@ -190,6 +190,36 @@ def report(request: Any, row: str, value: float, target: Target | None, text: st
         raise AssertionError(f"{row}: {value:.4g}, wanted {target}")
 
 
+def keep(benchmark: Any, result: Result) -> None:
+    """The figures for pytest-benchmark's report: GB/s, IOPS, CPU, of both sides."""
+    figures: dict[str, Callable[[Sample], float]] = {
+        "GB/s": lambda sample: sample.gbps,
+        "ops/s": lambda sample: sample.iops,
+        "CPU s/GB": lambda sample: sample.own_per_gb,
+        "CPU s/GB with kernel threads": lambda sample: sample.all_per_gb,
+        "CPU s/GB of the machine": lambda sample: sample.machine_per_gb,
+    }
+    for name, figure in figures.items():
+        benchmark.extra_info[name] = round(result.median("b", figure), 5)
+        benchmark.extra_info[f"reference {name}"] = round(result.median("a", figure), 5)
+    benchmark.extra_info["ratio"] = round(result.ratio(lambda sample: sample.gbps), 4)
+
+
+def describe(result: Result, reference: str) -> str:
+    """Both sides in words."""
+
+    def side(name: str) -> str:
+        return (
+            f"{result.median(name, lambda s: s.gbps):.2f} GB/s, "
+            f"{result.median(name, lambda s: s.iops):.0f} IOPS, CPU s/GB "
+            f"{result.median(name, lambda s: s.own_per_gb):.4f} own, "
+            f"{result.median(name, lambda s: s.all_per_gb):.4f} with kernel threads, "
+            f"{result.median(name, lambda s: s.machine_per_gb):.4f} machine"
+        )
+
+    return f"kvio {side('b')}; {reference} {side('a')}"
+
+
 @contextmanager
 def disk_files(n: int, size_bytes: int, folder: str | None = None) -> Iterator[list[str]]:
     """N preallocated, written files on disk (KVIO_BENCH_DIR or the current directory)."""

@@ -8,8 +8,8 @@ import pytest
 
 import kvio
 from bench import work
-from bench.harness import Result, Target, alternate, report, scaled
-from bench.rivals import Rival, best, fio, fio_striped, need_fio
+from bench.harness import Target, alternate, describe, keep, report, scaled
+from bench.rivals import best, fio, fio_striped, need_fio
 
 MIB = 1 << 20
 KIB = 1 << 10
@@ -20,39 +20,6 @@ def members(request: pytest.FixtureRequest) -> list[str]:
     """Four members, as loop devices over memory and as files on disk."""
     need_fio()
     return request.getfixturevalue(request.param)
-
-
-def describe(result: Result, rival: Rival) -> str:
-    def side(name: str) -> str:
-        figures = [
-            result.median(name, lambda sample: sample.gbps),
-            result.median(name, lambda sample: sample.iops),
-            result.median(name, lambda sample: sample.own_per_gb),
-            result.median(name, lambda sample: sample.all_per_gb),
-            result.median(name, lambda sample: sample.machine_per_gb),
-        ]
-        return (
-            f"{figures[0]:.2f} GB/s, {figures[1]:.0f} IOPS, CPU s/GB {figures[2]:.4f} own, "
-            f"{figures[3]:.4f} with kernel threads, {figures[4]:.4f} machine"
-        )
-
-    return f"kvio {side('b')}; {rival.name} {side('a')}"
-
-
-def keep(benchmark: Any, result: Result) -> None:
-    """The figures for pytest-benchmark's report."""
-    for key, side in (("", "b"), ("reference ", "a")):
-        benchmark.extra_info[f"{key}GB/s"] = round(result.median(side, lambda s: s.gbps), 3)
-        benchmark.extra_info[f"{key}ops/s"] = round(result.median(side, lambda s: s.iops))
-        benchmark.extra_info[f"{key}CPU s/GB"] = round(result.median(side, lambda s: s.own_per_gb), 5)
-        benchmark.extra_info[f"{key}CPU s/GB with kernel threads"] = round(
-            result.median(side, lambda s: s.all_per_gb), 5
-        )
-        benchmark.extra_info[f"{key}CPU s/GB machine"] = round(
-            result.median(side, lambda s: s.machine_per_gb), 5
-        )
-    benchmark.extra_info["ratio"] = round(result.ratio(lambda s: s.gbps), 4)
-    benchmark.extra_info["CPU ratio"] = round(result.ratio(lambda s: s.own_per_gb), 4)
 
 
 def speed_of(members: list[str]) -> int:
@@ -81,7 +48,7 @@ def test_1_mib_at_depth_32(
     keep(benchmark, result)
     name = f"{rw} 1 MiB, depth 32, {request.node.callspec.params['members']}"
     report(request, f"{name}, bandwidth / fio", result.ratio(lambda s: s.gbps), Target(0.98),
-           describe(result, rival))  # fmt: skip
+           describe(result, rival.name))  # fmt: skip
     report(request, f"{name}, CPU of the process / fio", result.ratio(lambda s: s.own_per_gb),
            Target(most=1.0), "CPU s/GB")  # fmt: skip
     report(request, f"{name}, CPU with kernel threads / fio", result.ratio(lambda s: s.all_per_gb),
@@ -107,7 +74,7 @@ def test_4_kib_at_depth_128(
     keep(benchmark, result)
     name = f"randread 4 KiB, depth 128 in groups of 32, {request.node.callspec.params['members']}"
     report(request, f"{name}, IOPS / fio", result.ratio(lambda s: s.iops), Target(1.2),
-           describe(result, rival))  # fmt: skip
+           describe(result, rival.name))  # fmt: skip
 
 
 def test_128_kib_from_16_threads(
@@ -133,4 +100,4 @@ def test_128_kib_from_16_threads(
     keep(benchmark, result)
     name = f"randread 128 KiB, 16 threads, {request.node.callspec.params['members']}"
     report(request, f"{name}, bandwidth / fio numjobs=16", result.ratio(lambda s: s.gbps),
-           Target(0.92), describe(result, rival))  # fmt: skip
+           Target(0.92), describe(result, rival.name))  # fmt: skip

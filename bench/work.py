@@ -9,6 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -150,13 +151,33 @@ def in_threads(
     crew = [threading.Thread(target=reader, args=(number,)) for number in range(threads)]
     for thread in crew:
         thread.start()
+    meter = Meter()  # before they start: it takes its time
     start.wait()
-    meter = Meter()
     for thread in crew:
         thread.join()
     if failures:
         raise failures[0]
     return meter.stop(nbytes=share * threads * block, ops=share * threads)
+
+
+def pooled(
+    call: Callable[[Any, int], Any], memory: Any, table: list[Offsets], block: int, ops: int
+) -> Sample:
+    """Batches over a pool of as many Python threads as a batch has blocks, what a Python program
+    does without kvio: ``call(buffer, offset)`` is a preadv.
+    """
+    count = len(table[0])
+    parts = list(np.frombuffer(memory, np.uint8)[: count * block].reshape(count, block))
+    places = [offsets.tolist() for offsets in table]
+    calls = max(ops // count, 1)
+    with ThreadPoolExecutor(count) as pool:
+        moved = list(pool.map(call, parts, places[0]))
+        meter = Meter()
+        for i in range(calls):
+            moved = list(pool.map(call, parts, places[i % _TABLE]))
+        sample = meter.stop(nbytes=calls * count * block, ops=calls * count)
+    check_moved(np.array(moved), block)
+    return sample
 
 
 def one_by_one(

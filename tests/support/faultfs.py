@@ -324,6 +324,8 @@ class FaultFs:
                 if selector.select(0.2):
                     self.serve_one()
         os.close(self.fd)
+        with contextlib.suppress(OSError):  # the client removes it too, where it lives
+            os.rmdir(self.mountpoint)
 
 
 def main():

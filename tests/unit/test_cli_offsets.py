@@ -67,7 +67,8 @@ def test_zipf_has_the_exact_probabilities(theta: float) -> None:
     # Method: chi-square against rank ** -theta; 5 sigma above its mean would be a wrong sampler.
     count, draws = 60, 200_000
     seen = np.bincount(
-        offsets.zipf_ranks(np.random.default_rng(5), count, theta, draws).astype(int), minlength=count
+        offsets.zipf_ranks(np.random.default_rng(5), count, theta, draws).astype(int),
+        minlength=count,
     )
     weights = np.arange(1, count + 1) ** -theta
     expected = draws * weights / weights.sum()
@@ -79,7 +80,8 @@ def test_a_wrong_theta_would_be_noticed() -> None:
     # The mutant for the test above: samples of 1.05 do not pass for 1.1.
     count, draws = 60, 200_000
     seen = np.bincount(
-        offsets.zipf_ranks(np.random.default_rng(5), count, 1.05, draws).astype(int), minlength=count
+        offsets.zipf_ranks(np.random.default_rng(5), count, 1.05, draws).astype(int),
+        minlength=count,
     )
     weights = np.arange(1, count + 1) ** -1.1
     expected = draws * weights / weights.sum()
@@ -110,7 +112,8 @@ def test_normal_is_centered_and_stays_inside() -> None:
     assert found.mean() == pytest.approx(500, abs=5)
     assert found.std() == pytest.approx(100, rel=0.05)
     edge = stream(1000, distribution=Distribution("normal", 50.0, 0.0)).take(5000) // 4096
-    assert edge.min() >= 0 and edge.max() < 1000
+    assert edge.min() >= 0
+    assert edge.max() < 1000
 
 
 def test_zones_get_their_shares() -> None:

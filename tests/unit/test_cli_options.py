@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,15 @@ def test_no_option_has_two_fates() -> None:
     assert not set(options.OPTIONS) & set(REFUSED)
     assert not set(NOTED) & set(REFUSED)
     assert all("-" not in name for table in (NOTED, REFUSED) for name in table)
+
+
+def test_the_reference_has_every_option() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for option in options.OPTIONS.values():
+        assert f"| `{options.spelling(option.name)[2:]}`" in text, option.name
+        assert all(f"`{alias}`" in text for alias in option.aliases), option.name
+    for name in (*NOTED, *REFUSED):
+        assert f"`{name}`" in text, name
 
 
 def test_flags_need_no_value_and_do_not_eat_the_next_word() -> None:
@@ -162,7 +172,9 @@ def test_mistakes_are_named(word: str, message: str) -> None:
 
 
 def test_options_without_meaning_are_noted_once() -> None:
-    jobs, notes = jobs_of("--filename=/x", "--gtod_reduce", "--invalidate=1", "--name=a", "--name=b")
+    jobs, notes = jobs_of(
+        "--filename=/x", "--gtod_reduce", "--invalidate=1", "--name=a", "--name=b"
+    )
     assert len(jobs) == 2
     assert any(note.startswith("gtod_reduce has no effect") for note in notes)
     assert any(note.startswith("invalidate has no effect") for note in notes)

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvio.cli import session
 from kvio.cli.common import UsageError
+from kvio.cli.jobfile import Section, Setting
+from kvio.cli.jobspec import build_jobs
 from kvio.cli.offsets import Distribution, make_stream
 from kvio.cli.plan import READ, WRITE, Budget, OneWay, Paced, ReadBack, Written
 
@@ -51,7 +54,8 @@ def test_batches_grow_with_speed_at_most_twofold_and_stay_in_their_limits() -> N
     assert sizes == [4, 8, 16, 32, 64, 64]
     plan.took(64, 10.0)  # the device became slow
     chunk = plan.next(0.0)
-    assert chunk is not None and chunk.offsets.size == 4
+    assert chunk is not None
+    assert chunk.offsets.size == 4
 
 
 @settings(deadline=None)
@@ -68,7 +72,9 @@ def test_a_mix_keeps_its_share_after_every_chunk(percent: int, batch: int) -> No
 
 def test_pure_directions() -> None:
     assert {paced(Budget(None, None), share_read=1.0).next(0).direction for _ in range(9)} == {READ}  # type: ignore[union-attr]
-    assert {paced(Budget(None, None), share_read=0.0).next(0).direction for _ in range(9)} == {WRITE}  # type: ignore[union-attr]
+    assert {paced(Budget(None, None), share_read=0.0).next(0).direction for _ in range(9)} == {
+        WRITE
+    }  # type: ignore[union-attr]
 
 
 def test_rates_space_the_chunks() -> None:
@@ -104,3 +110,22 @@ def test_written_over_several_regions_needs_one_grid() -> None:
     assert [part.tolist() for part in written.chunks()] == [[(1 << 20) + 4096]]
     with pytest.raises(UsageError, match="multiple of bs"):
         Written.over([(0, 8192), (1000, 8192)], 4096, batch=4)
+
+
+@pytest.mark.parametrize(
+    ("members", "bs", "max_io", "commands"),
+    [
+        ("/a", "1m", [1 << 20], 1),
+        ("/a", "4m", [1 << 20], 4),
+        ("/a:/b", "64k", [1 << 20] * 2, 1),
+        ("/a:/b", "4m", [1 << 20] * 2, 4),
+        ("/a:/b", "4m", [128 << 10] * 2, 32),
+        ("/a:/b", "64k", [128 << 10] * 2, 1),
+        ("/a:/b", "1m", [128 << 10, 1 << 20], 5),
+    ],
+)
+def test_commands_of_a_block(members: str, bs: str, max_io: list[int], commands: int) -> None:
+    # The engine's depth is in commands, fio's in blocks: one must be turned into the other.
+    settings = [Setting("filename", members, ""), Setting("bs", bs, "")]
+    (job,), _ = build_jobs([Section("j", settings)])
+    assert session.commands_per_block(job, max_io) == commands

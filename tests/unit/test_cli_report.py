@@ -67,7 +67,9 @@ def shape(value: Any) -> Any:
     """The keys of nested dicts in order; tables of measured values count as one leaf."""
     if isinstance(value, dict):
         return {
-            key: "table" if key in ("percentile", "bins", "job options", "global options") else shape(part)
+            key: "table"
+            if key in ("percentile", "bins", "job options", "global options")
+            else shape(part)
             for key, part in value.items()
         }
     if isinstance(value, list):
@@ -91,7 +93,10 @@ def fio_document(folder: Path, kind: str, job_file: str | None = None) -> dict[s
 @pytest.mark.parametrize("kind", ["json", "json+"])
 def test_json_has_the_keys_of_fio_in_its_order(tmp_path: Path, kind: str) -> None:
     # Goal: whatever reads fio's report reads this one. Method: a real fio, field by field.
-    theirs, ours = fio_document(tmp_path, kind), document(make_job(("name", "j")), bins=kind == "json+")
+    theirs, ours = (
+        fio_document(tmp_path, kind),
+        document(make_job(("name", "j")), bins=kind == "json+"),
+    )
     own = ours.pop("kvio")
     assert own["version"] == "9"
     assert list(ours) == list(theirs)
@@ -108,7 +113,10 @@ def test_json_has_the_keys_of_fio_in_its_order(tmp_path: Path, kind: str) -> Non
 
 @needs_fio
 def test_json_of_a_job_file_has_the_global_options_of_fio(tmp_path: Path) -> None:
-    text = "[global]\nbs=64k\nioengine=psync\n[j]\nsize=1m\nfilename=f\nrw=read\ndescription=some words\n"
+    text = (
+        "[global]\nbs=64k\nioengine=psync\n"
+        "[j]\nsize=1m\nfilename=f\nrw=read\ndescription=some words\n"
+    )
     theirs = fio_document(tmp_path, "json", text)
     values = [("bs", "64k"), ("filename", "f"), ("rw", "read"), ("description", "some words")]
     job = build_jobs([Section("j", [Setting(k, v, "") for k, v in values], 1)])[0][0]
@@ -143,7 +151,9 @@ def test_json_values() -> None:
     assert job["usr_cpu"] == 10.0
     assert job["sys_cpu"] == 20.0
     assert job["iodepth_level"]["16"] == 100.0
-    assert sum(sum(job[f"latency_{unit}"].values()) for unit in ("ns", "us", "ms")) == pytest.approx(100)
+    assert sum(
+        sum(job[f"latency_{unit}"].values()) for unit in ("ns", "us", "ms")
+    ) == pytest.approx(100)
     assert job["latency_ms"][">=2000"] == 20.0
     assert job["latency_ms"]["10"] == 40.0
     assert job["latency_us"]["2"] == 20.0
@@ -154,18 +164,23 @@ def test_json_values() -> None:
 
 
 def test_text_begins_with_what_a_person_looks_for() -> None:
-    text = report.report_text([(make_job(), make_result())], notes=["something"], failures=["worse"])
+    text = report.report_text(
+        [(make_job(), make_result())], notes=["something"], failures=["worse"]
+    )
     lines = text.splitlines()
     assert lines[0] == "j: randrw 1 MiB, depth 1, 50 % reads, 2 member(s)"
     assert lines[1].startswith("  read   2.15 GB/s    2000 IOPS   p50 7 ms  p99 3 s")
-    assert "/dev/a" in lines[2] and "75.0 %" in lines[2]
-    assert "/dev/b" in lines[3] and "1 error(s), 2 retried" in lines[3]
+    assert "/dev/a" in lines[2]
+    assert "75.0 %" in lines[2]
+    assert "/dev/b" in lines[3]
+    assert "1 error(s), 2 retried" in lines[3]
     assert lines[4].startswith("  write")
     assert "1 ERROR(S)" in lines[4]
     for words in ("io_uring on 1 of 2 member(s), O_DIRECT on: reads are not punted",
                   "threads on 1 of 2 member(s)", "setup_flags: SINGLE_ISSUER", "registered_files",
                   "register: ENOMEM: the limit is 8 MiB", "75 % of I/O on registered buffers",
-                  "3 bounced", "2 retries", "s per GB", "note: something", "failed: worse"):  # fmt: skip
+                  "3 bounced", "2 retries", "s per GB", "note: something",
+                  "failed: worse"):  # fmt: skip
         assert words in text
 
 
@@ -213,7 +228,9 @@ def test_plots_are_written(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an optional extra")
     target = tmp_path / f"p.{suffix}"
     plot.check_target(str(target))
-    plot.draw_bench([(make_job(), make_result()), (make_job(name="k"), make_result("k"))], str(target))
+    plot.draw_bench(
+        [(make_job(), make_result()), (make_job(name="k"), make_result("k"))], str(target)
+    )
     head = target.read_bytes()
     assert len(head) > 10_000
     if suffix == "png":
@@ -295,11 +312,12 @@ def test_comparison_figures() -> None:
 def test_fio_runs_the_job_and_its_figures_are_read(tmp_path: Path) -> None:
     member = tmp_path / "m"
     member.write_bytes(bytes(1 << 20))
-    job = build_jobs([Section("j", [Setting(k, v, "") for k, v in (
-        ("filename", str(member)), ("rw", "read"), ("bs", "64k"), ("ioengine", "psync"))])])[0][0]  # fmt: skip
-    found, version = compare.run_fio(compare.fio_job(job, direct=False))
-    assert version.startswith("fio-")
-    side = compare.fio_side(found)
+    values = (("filename", str(member)), ("rw", "read"), ("bs", "64k"), ("ioengine", "psync"))
+    job = build_jobs([Section("j", [Setting(k, v, "") for k, v in values])])[0][0]
+    run = compare.run_fio(compare.fio_job(job, direct=False))
+    assert run.document["fio version"].startswith("fio-")
+    assert run.cpu_s > 0
+    side = compare.fio_side(run, ramp_s=0.0)
     assert side.read.bw_bytes > 0
     assert side.read.p99_ns >= side.read.p50_ns > 0
     assert side.write.bw_bytes == 0

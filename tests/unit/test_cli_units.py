@@ -90,7 +90,8 @@ def test_rates(rate: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ns", "text"), [(0, "0 ns"), (950, "950 ns"), (1500, "1.5 us"), (7.12e6, "7.12 ms"), (3e9, "3 s")]
+    ("ns", "text"),
+    [(0, "0 ns"), (950, "950 ns"), (1500, "1.5 us"), (7.12e6, "7.12 ms"), (3e9, "3 s")],
 )
 def test_latencies(ns: float, text: str) -> None:
     assert common.format_ns(ns) == text

@@ -96,7 +96,8 @@ def test_intervals_carry_their_own_headers() -> None:
     assert headers.check(block[4096:8192], 65536 + 4096, own=True) is None
     block[9000] ^= 1
     bad = headers.check(block, 65536, own=True)
-    assert bad is not None and bad.offset == 65536 + 8192
+    assert bad is not None
+    assert bad.offset == 65536 + 8192
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,8 @@ def test_pattern_blocks(text: str) -> None:
     assert pattern.check(block, 12288, own=True) is None
     block[5000] ^= 0x80
     bad = pattern.check(block, 12288, own=True)
-    assert bad is not None and bad.offset == 12288 + 5000
+    assert bad is not None
+    assert bad.offset == 12288 + 5000
 
 
 def test_offset_patterns_find_misplaced_blocks() -> None:

@@ -119,6 +119,27 @@ def test_file_system_that_refuses_o_direct_is_named_or_served_without(tmp_path: 
 
 
 @pytest.mark.root
+def test_o_direct_that_would_be_served_from_the_cache_is_not_believed(tmp_path: Path) -> None:
+    """ext4 with journalled data accepts O_DIRECT at open and then goes through the page cache."""
+    image, where = tmp_path / "image", tmp_path / "mnt"
+    where.mkdir()
+    with image.open("wb") as out:
+        out.truncate(64 * MIB)
+    run(tool("mke2fs"), "-q", "-F", "-t", "ext4", image)
+    with loop_device(image) as device, mounted(device, where, "-o", "data=journal"):
+        file = where / "file"
+        file.write_bytes(bytes(MIB))
+        fd = os.open(file, os.O_RDONLY | os.O_DIRECT)  # the premise: open says yes
+        os.close(fd)
+        with pytest.raises(RefusedError, match="ext4 refuses O_DIRECT"):
+            with opened(file, direct=REQUIRE):
+                pass
+        with opened(file, direct=PREFER) as dev:
+            assert not dev.direct
+            assert not fcntl.fcntl(dev.fd, fcntl.F_GETFL) & os.O_DIRECT
+
+
+@pytest.mark.root
 def test_read_that_must_not_block_is_accepted_up_to_max_io(image: Path) -> None:
     """Beyond it the block layer answers EAGAIN (it does not split), and io_uring goes to io-wq."""
     with contextlib.ExitStack() as stack:

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import types
 from dataclasses import FrozenInstanceError
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import kvio
-from kvio import devices
-from tests.unit.cdevice import inspect, loop_device, run, tool
+from kvio import _core, devices
+from tests.unit.cdevice import loop_device, run, tool
 
 MIB = 1 << 20
 NGUID = "36434630-5223-0004-0000-5c0d29e61c8b"
@@ -126,6 +122,20 @@ def fabric(
     return head
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths whose verdict was asked for; the answers are the real ones."""
+    paths: list[str] = []
+    real = _core.safety_verdict
+
+    def safety_verdict(path: str, root: str = "") -> tuple[int, str]:
+        paths.append(path)
+        return real(path, root=root)
+
+    monkeypatch.setattr(_core, "safety_verdict", safety_verdict)
+    return paths
+
+
 # ---- made-up trees -----------------------------------------------------------------------------
 
 
@@ -203,15 +213,22 @@ def test_well_set_up_paths_give_no_warning(policy: str, tree: Tree) -> None:
     assert bool(device.warnings) == (policy == "numa"), "numa uses one path at a time"
 
 
-def test_namespace_without_a_usable_path_is_not_touched(
-    tree: Tree, stub_core: list[tuple[str, str]]
-) -> None:
+def test_namespace_without_a_usable_path_is_not_touched(tree: Tree, asked: list[str]) -> None:
     fabric(tree, states=(("connecting", "optimized"), ("live", "inaccessible")))
     (device,) = devices.discover(tree.root)
     assert device.verdict.writable is None
     assert "hang" in device.verdict.details[0]
-    assert stub_core == [], "the verdict would read from it, and hang"
+    assert asked == [], "the verdict would read from it, and hang"
     assert any("no path is usable" in warning for warning in device.warnings)
+
+
+def test_made_up_device_without_a_node_has_no_verdict(tree: Tree, asked: list[str]) -> None:
+    """The verdict of a made-up tree never looks at the real /dev."""
+    pcie(tree)
+    (device,) = devices.discover(tree.root)
+    assert device.verdict.writable is None
+    assert "No such file" in device.verdict.details[0]
+    assert asked == [f"{tree.root}/dev/nvme0n1"]
 
 
 def test_drive_seen_twice_with_multipath_off_is_named(tree: Tree) -> None:
@@ -232,9 +249,11 @@ def test_scheduler_and_zones_are_warned_of(tree: Tree) -> None:
     assert "zoned" in device.warnings[1]
 
 
-def test_names_are_in_natural_order_and_empty_devices_left_out(tree: Tree) -> None:
+def test_names_are_in_natural_order_and_empty_or_hidden_devices_left_out(tree: Tree) -> None:
     for name in ("loop10", "loop2", "vda", "dm-1", "zram0", "sda"):
         tree.block("virtual", name, mib=0 if name == "zram0" else 1)
+    tree.block("virtual", "nvme3c1n1")  # a leg, by its name; one more by its flag
+    tree.block("virtual", "sdz", hidden=1)
     found = tree.discover()
     assert [(d.name, d.kind) for d in found] == [
         ("dm-1", "device-mapper"), ("loop2", "loop"), ("loop10", "loop"), ("sda", "scsi"),
@@ -266,23 +285,7 @@ def test_values_are_frozen_and_ready_for_json(tree: Tree) -> None:
 # ---- this machine ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def stub_core(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The same C inspection, compiled for the tests (with UBSan), in place of kvio._core's."""
-    asked: list[tuple[str, str]] = []
-
-    def safety_verdict(path: str, root: str = "") -> tuple[int, str]:
-        asked.append((path, root))
-        return inspect(path, root)
-
-    stub: Any = types.ModuleType("kvio._core")
-    stub.safety_verdict = safety_verdict
-    monkeypatch.setitem(sys.modules, "kvio._core", stub)
-    monkeypatch.setattr(kvio, "_core", stub, raising=False)
-    return asked
-
-
-def test_own_devices_are_those_of_sys_block(stub_core: list[tuple[str, str]]) -> None:
+def test_own_devices_are_those_of_sys_block() -> None:
     found = {device.name: device for device in devices.discover(empty=True)}
     assert set(found) == {
         path.name
@@ -297,13 +300,10 @@ def test_own_devices_are_those_of_sys_block(stub_core: list[tuple[str, str]]) ->
             assert "mounted" in device.verdict.reasons
             assert not device.verdict.overridable
         json.dumps(device.to_dict())
-    assert all(root == "" for _, root in stub_core)
 
 
 @pytest.mark.root
-def test_loop_device_is_described_as_it_is(
-    tmp_path: Path, stub_core: list[tuple[str, str]]
-) -> None:
+def test_loop_device_is_described_as_it_is(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(16 * MIB))
     run(tool("mke2fs"), "-q", "-F", "-t", "ext4", image)
@@ -322,7 +322,6 @@ def test_loop_device_is_described_as_it_is(
         assert devices.describe(path.removeprefix("/dev/")).name == device.name
         run(tool("wipefs"), "-qa", path)
         assert devices.describe(path).verdict.writable is True
-    assert stub_core
 
 
 def test_describe_of_what_is_no_device(tmp_path: Path) -> None:

@@ -17,6 +17,11 @@ from hypothesis import strategies as st
 from tests.unit.cdevice import core
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    core()  # not within the time that one example may take
+
+
 def command(
     offset: int, length: int, *, write: bool = False, nsid: int = 1, shift: int = 12, addr: int = 0
 ) -> bytes:

@@ -268,7 +268,9 @@ def test_random_pages_are_never_taken_for_a_file_system() -> None:
 
 def test_random_bytes_around_the_short_magics_are_not_enough() -> None:
     """The magics of two bytes, put into random bytes: what follows them must decide."""
-    seed = int(os.environ.get("KVIO_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    # A Sun label is two bytes and a 16-bit checksum: one in 65,536 random heads carries a true one.
+    # So the seed is fixed unless given.
+    seed = int(os.environ.get("KVIO_TEST_SEED", 20261129))
     print(f"KVIO_TEST_SEED={seed}")
     rng = np.random.default_rng(seed)
     short = [(510, b"\x55\xaa"), (508, b"\xda\xbe"), (1080, b"\x53\xef"), (1024, b"BD"),
@@ -285,6 +287,16 @@ def test_random_bytes_around_the_short_magics_are_not_enough() -> None:
 def test_constant_contents_are_nobodys(fill: int) -> None:
     data = bytes([fill]) * MIB
     assert scan(data, data, 8 * MIB) == []
+
+
+@pytest.mark.parametrize("cut", [4085, 4086, 4095])
+def test_nothing_beyond_the_windows_is_looked_at(cut: int) -> None:
+    memory = bytearray(8192)
+    memory[4086:4096] = b"SWAPSPACE2"
+    whole = memoryview(memory)
+    assert scan(whole[:4096], whole[:4096], 1 << 40) == [("swap", 4086)]
+    assert scan(whole[:cut], whole[:0], cut) == []
+    assert scan(whole[:cut], whole[:cut], 1 << 40) == []
 
 
 @pytest.mark.parametrize("size", [1, 100, 511, 512, 513, 4095, 4096, 65536, MIB - 1, MIB, MIB + 1])

@@ -55,8 +55,8 @@ def test_read_lands_at_its_offset_and_carries_its_user_data(ring: Ring, file: in
     marker = object()
     token = ring.prep_read(file, buffer, 1000, user_data=marker)
     (cqe,) = finish(ring)
-    assert cqe == (marker, 100, 0, token, None)
     assert cqe.error is None
+    assert cqe == (marker, 100, 0, token, None)
     assert buffer == CONTENT[1000:1100]
 
 
@@ -91,7 +91,7 @@ def test_vectors_scatter_and_gather(ring: Ring, file: int) -> None:
     first, second = bytearray(3), bytearray(2)
     ring.prep_readv(file, [first, second], 0)
     assert result(ring) == 5
-    assert (first, second) == (b"abc", b"de")
+    assert (bytes(first), bytes(second)) == (b"abc", b"de")
 
 
 def test_short_read_at_the_end_and_nothing_beyond_it(ring: Ring, file: int) -> None:

@@ -263,7 +263,8 @@ def test_opening_and_closing_leaks_no_descriptor_and_no_memory() -> None:
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cycle(1000)
     assert len(os.listdir("/proc/self/fd")) == before
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_kib < 4096
+    if "asan" not in os.environ.get("LD_PRELOAD", ""):  # which keeps freed memory aside
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_kib < 4096
 
 
 # --- fork ---

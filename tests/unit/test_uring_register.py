@@ -8,6 +8,7 @@ import gc
 import mmap
 import os
 import select
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from kvio.uring import AT_FDCWD, Op, RegisterOp, Ring, SetupFlags, SqeFlags, address_of
+from kvio.uring._liburing import ffi
 
 CONTENT = bytes(range(256)) * 64
 
@@ -109,14 +111,21 @@ def test_sparse_table_is_filled_emptied_and_bounded(ring: Ring, file: int) -> No
 
 
 def test_cloned_buffers_work_after_the_first_ring_is_gone(file: int) -> None:
-    memory = mmap.mmap(-1, 4096)
-    with Ring(4) as second:
-        with Ring(4) as first:
-            first.register_buffers([memory])
-            second.clone_buffers(first)
-        second.prep_read_fixed(file, memory, 0, buf_index=0)
-        assert result(second) == 4096
-    assert memory[:] == CONTENT[:4096]
+    """Goal: a clone holds the memory, too. Method: close the first ring, drop the buffer."""
+    memory = Watched(4096)
+    alive = weakref.ref(memory)
+    second = Ring(4)
+    with Ring(4) as first:
+        first.register_buffers([memory])
+        second.clone_buffers(first)
+    second.prep_read_fixed(file, memory, 0, buf_index=0)
+    assert result(second) == 4096
+    assert bytes(memory) == CONTENT[:4096]
+    del memory
+    gc.collect()
+    assert alive() is not None
+    second.close()
+    assert alive() is None
 
 
 def test_registered_files_are_addressed_by_slot(ring: Ring, file: int) -> None:
@@ -210,19 +219,32 @@ def test_registering_beyond_memlock_names_the_limit_and_the_need() -> None:
 
 
 def test_driver_command_reaches_the_driver(ring: Ring, file: int) -> None:
-    """Goal: URING_CMD is filled in. Method: a file system that has none says so; sizes are checked.
-
-    The command itself is checked against NVMe where there is one.
-    """
+    """Goal: URING_CMD arrives. Method: a file system that has none says so; sizes are checked."""
     ring.prep_uring_cmd(file, 0x1234, b"\0" * 16, buffers=[bytearray(8)])
     assert result(ring) in (-errno.EOPNOTSUPP, -errno.ENOTTY, -errno.EINVAL)
     with pytest.raises(ValueError, match="see SQE128"):
         ring.prep_uring_cmd(file, 0, b"\0" * 17)
-    with Ring(4, flags=SetupFlags.SQE128) as wide:
-        wide.prep_uring_cmd(file, 0, b"\0" * 80)
-        assert result(wide) < 0
     memory = bytearray(8)
     assert address_of(memoryview(memory)[3:]) == address_of(memory) + 3
+
+
+def test_wide_entry_holds_its_command_and_nothing_older(file: int) -> None:
+    """Goal: the layout of struct io_uring_sqe. Method: read the entry's bytes in the ring."""
+    command = bytes(range(1, 81))
+    with Ring(1, flags=SetupFlags.SQE128) as ring:
+        entry = ffi.buffer(ffi.cast("char *", ring._ring.sq.sqes), 128)
+        token = ring.prep_uring_cmd(file, 0x1234, command, buf_index=7)
+        opcode, fd, cmd_op, flags = struct.unpack_from("<B3xiI16xI", entry, 0)
+        assert (opcode, fd, cmd_op, flags) == (Op.URING_CMD, file, 0x1234, 1)
+        assert struct.unpack_from("<QH", entry, 32) == (token, 7)
+        assert entry[48:128] == command
+        ring.discard()
+        ring.prep_uring_cmd(file, 0, b"\xff" * 4)
+        assert entry[48:128] == b"\xff" * 4 + bytes(76)
+        ring.discard()
+        ring.prep_nop()
+        assert entry[64:128] == bytes(64)
+        assert result(ring) == 0
 
 
 # --- bad arguments ---
