@@ -140,7 +140,9 @@ def pairs(
     return Result(tuple(run[0] for run in runs), tuple(run[1] for run in runs))
 
 
-def alternate(benchmark: Any, reference: Callable[[], Sample], work: Callable[[], Sample]) -> Result:
+def alternate(
+    benchmark: Any, reference: Callable[[], Sample], work: Callable[[], Sample]
+) -> Result:
     """The same as :func:`pairs`, with kvio's runs under pytest-benchmark, so that they can be
     compared with those of another day.
     """

@@ -48,7 +48,9 @@ def need_fio() -> None:
         pytest.skip(str(error))
 
 
-def fio_striped(paths: Sequence[str], *, rw: str, bs: str, depth: int, batch: int = 1) -> list[Rival]:
+def fio_striped(
+    paths: Sequence[str], *, rw: str, bs: str, depth: int, batch: int = 1
+) -> list[Rival]:
     """A depth over all members: one job that visits them in turn or, where it need not submit in
     groups, one job for each member; with and without registered files and buffers, and in huge
     pages where the machine has some to spare.

@@ -96,7 +96,7 @@ def test_engine_overhead(
         )
         stats = vol.stats()
         fixed = (stats.fixed_ops - before.fixed_ops) > 0
-        del buffers
+        buffers = None
     assert fixed == registered
     c_ns, ns = (result.median(side, lambda sample: sample.ns_per_op) for side in "ab")
     over = float(

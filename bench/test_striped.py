@@ -42,9 +42,7 @@ def test_1_mib_at_depth_32(
     ):
         table = work.offset_table(vol.size, MIB, 64, members=4)
         call = vol.write_batch if rw == "randwrite" else vol.read_batch
-        result = alternate(
-            benchmark, rival, lambda: work.blocking(call, memory, table, MIB, ops)
-        )
+        result = alternate(benchmark, rival, lambda: work.blocking(call, memory, table, MIB, ops))
     keep(benchmark, result)
     name = f"{rw} 1 MiB, depth 32, {request.node.callspec.params['members']}"
     report(request, f"{name}, bandwidth / fio", result.ratio(lambda s: s.gbps), Target(0.98),
@@ -83,12 +81,13 @@ def test_128_kib_from_16_threads(
     """16 Python threads with blocking reads of 128 KiB, against 16 jobs of fio."""
     block = 128 * KIB
     ops = scaled(8000 * speed_of(members) // 2)
-    job = {"rw": "randread", "bs": block, "iodepth": 1, "numjobs": 16}
+    job: dict[str, Any] = {"rw": "randread", "bs": block, "iodepth": 1, "numjobs": 16}
+    fixed: dict[str, Any] = {"registerfiles": True, "fixedbufs": True}
     rival = best(
         [
             fio("16 jobs, psync", members, ioengine="psync", **job),
             fio("16 jobs, io_uring", members, **job),
-            fio("16 jobs, io_uring, registered", members, registerfiles=True, fixedbufs=True, **job),
+            fio("16 jobs, io_uring, registered", members, **job, **fixed),
         ]
     )
     with kvio.Volume.open(members) as vol, work.page_memory(16 * block) as memory:

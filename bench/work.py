@@ -127,7 +127,12 @@ def awaited(
 
 
 def in_threads(
-    call: Callable[[Any, int], Any], memory: Any, size_bytes: int, block: int, ops: int, threads: int
+    call: Callable[[Any, int], Any],
+    memory: Any,
+    size_bytes: int,
+    block: int,
+    ops: int,
+    threads: int,
 ) -> Sample:
     """So many Python threads, each reading one block after the other with ``call(buffer, offset)``:
     ``vol.pread``, or a preadv on a descriptor.
@@ -138,7 +143,7 @@ def in_threads(
     start = threading.Barrier(threads + 1)
 
     def reader(number: int) -> None:
-        places = (np.random.default_rng(number).integers(0, size_bytes // block, share) * block)
+        places = np.random.default_rng(number).integers(0, size_bytes // block, share) * block
         offsets, buffer = places.tolist(), parts[number]
         start.wait()
         try:
