@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -31,13 +32,34 @@ class Rival:
         return self.run(SECONDS)
 
 
-def fio(name: str, paths: Sequence[str], **options: Any) -> Rival:
-    """A fio job as a rival; options as in :func:`bench.fio.run_fio`."""
-    return Rival(
-        f"fio {name}",
-        # fio cuts fractions of a second off, unless they are milliseconds
-        lambda seconds: run_fio(paths, runtime=f"{seconds * 1e3:.0f}ms", **options).sample(),
-    )
+# fio's memory is in 4 KiB pages, kvio's in huge ones, which some disks serve several times as fast.
+# glibc gives fio transparent huge pages too, where its buffers are 2 MiB and more together.
+_HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def fio(name: str, paths: Sequence[str], *, huge: bool = False, **options: Any) -> Rival:
+    """A fio job as a rival; options as in :func:`bench.fio.run_fio`, huge: huge pages for it."""
+
+    def run(seconds: float) -> Sample:
+        with _environment(_HUGE if huge else {}):
+            # fio cuts fractions of a second off, unless they are milliseconds
+            return run_fio(paths, runtime=f"{seconds * 1e3:.0f}ms", **options).sample()
+
+    return Rival(f"fio {name}{', huge pages' if huge else ''}", run)
 
 
 def need_fio() -> None:
@@ -51,34 +73,26 @@ def need_fio() -> None:
 def fio_striped(
     paths: Sequence[str], *, rw: str, bs: str, depth: int, batch: int = 1
 ) -> list[Rival]:
-    """A depth over all members: one job that visits them in turn or, where it need not submit in
-    groups, one job for each member; with and without registered files and buffers, and in huge
-    pages where the machine has some to spare.
+    """A depth over all members: one job that visits them in turn, or as many jobs as members that
+    share the depth; with and without registered files and buffers, and in huge pages where the
+    buffers fill some. With batch, submissions and completions are in such groups.
     """
     common: dict[str, Any] = {"rw": rw, "bs": bs, "file_service_type": "roundrobin"}
-    one = {**common, "iodepth": depth}
     if batch > 1:
-        one |= {"iodepth_batch_submit": batch, "iodepth_batch_complete_min": batch}
+        common |= {"iodepth_batch_submit": batch, "iodepth_batch_complete_min": batch}
+    one = {**common, "iodepth": depth}
+    share = max(depth // len(paths), 1)
+    each = {**common, "iodepth": share, "numjobs": len(paths)}
     rivals = [
         fio(f"1 job x {depth}", paths, **one),
         fio(f"1 job x {depth}, registered", paths, **one, **_FIXED),
+        fio(f"{len(paths)} jobs x {share}", paths, **each),
+        fio(f"{len(paths)} jobs x {share}, registered", paths, **each, **_FIXED),
     ]
-    if huge_pages_free() >= depth + 8:
-        rivals.append(
-            fio(f"1 job x {depth}, registered, hugetlb", paths, **one, **_FIXED, iomem="mmaphuge")
-        )
     if batch == 1:
-        share = max(depth // len(paths), 1)
-        each = {**common, "iodepth": share, "numjobs": len(paths)}
-        rivals.append(fio(f"{len(paths)} jobs x {share}", paths, **each))
-        rivals.append(fio(f"{len(paths)} jobs x {share}, registered", paths, **each, **_FIXED))
+        rivals.append(fio(f"1 job x {depth}", paths, huge=True, **one))
+        rivals.append(fio(f"1 job x {depth}, registered", paths, huge=True, **one, **_FIXED))
     return rivals
-
-
-def huge_pages_free() -> int:
-    """Free hugetlb pages of 2 MiB."""
-    pool = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-    return int(pool.read_text()) if pool.exists() else 0
 
 
 def best(rivals: Sequence[Rival]) -> Rival:

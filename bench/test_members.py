@@ -88,7 +88,7 @@ def _fio_requesters(path: str) -> list[Rival]:
     return [
         fio("16 jobs, psync", [path], ioengine="psync", numjobs=16, **_JOB),
         fio("16 jobs, io_uring", [path], numjobs=16, **_JOB),
-        fio("io_uring, depth 16", [path], iodepth=16, **_JOB, **_FIXED),
+        fio("io_uring, depth 16, registered", [path], iodepth=16, huge=True, **_JOB, **_FIXED),
     ]
 
 
@@ -96,15 +96,23 @@ def _fio_batches(path: str) -> list[Rival]:
     group = {"iodepth_batch_submit": 16, "iodepth_batch_complete_min": 16}
     return [
         fio("io_uring, batches of 16", [path], iodepth=16, **group, **_JOB),
-        fio("io_uring, batches of 16, registered", [path], iodepth=16, **group, **_JOB, **_FIXED),
-        fio("io_uring, depth 16", [path], iodepth=16, **_JOB, **_FIXED),
+        fio(
+            "io_uring, batches of 16, registered",
+            [path],
+            iodepth=16,
+            huge=True,
+            **group,
+            **_JOB,
+            **_FIXED,
+        ),
+        fio("io_uring, depth 16, registered", [path], iodepth=16, huge=True, **_JOB, **_FIXED),
     ]
 
 
 SHAPES: dict[str, Shape] = {
-    "one at a time": (0.25, 600, _fio_one),
-    "16 requesters": (0.10, 1600, _fio_requesters),
-    "batches of 16": (0.10, 1600, _fio_batches),
+    "one at a time": (0.25, 2500, _fio_one),
+    "16 requesters": (0.10, 8000, _fio_requesters),
+    "batches of 16": (0.10, 8000, _fio_batches),
 }
 
 

@@ -5,6 +5,7 @@ Sample. Buffers and offsets are made before the clock starts.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 from collections import deque
@@ -22,6 +23,15 @@ from bench.harness import Meter, Sample
 Offsets = npt.NDArray[np.int64]
 
 _TABLE = 509  # sets of random offsets that a run goes through in turn: a prime, so no rhythm
+_runs = itertools.count(1)
+
+
+def fresh_rows(table: list[Offsets]) -> Iterator[Offsets]:
+    """The table's rows without end, from another one for each run: a disk's cache knows what the
+    last run has read, and fio reads elsewhere each time too.
+    """
+    start = next(_runs) * 59 % _TABLE
+    return itertools.islice(itertools.cycle(table), start, None)
 
 
 def offset_table(
@@ -61,9 +71,10 @@ def blocking(
     """``read_batch`` or ``write_batch`` again and again, into the same memory."""
     count = len(table[0])
     calls = max(ops // count, 1)
+    rows = fresh_rows(table)
     meter = Meter()
-    for i in range(calls):
-        moved = call(table[i % _TABLE], memory)
+    for _ in range(calls):
+        moved = call(next(rows), memory)
     sample = meter.stop(nbytes=calls * count * block, ops=calls * count)
     check_moved(moved, block)
     return sample
@@ -84,11 +95,12 @@ def rolling(
     parts = [whole[i * count * block : (i + 1) * count * block] for i in range(in_flight)]
     calls = max(ops // count, 1)
     queue: deque[kvio.Batch] = deque()
+    rows = fresh_rows(table)
     meter = Meter()
     for i in range(calls):
         if len(queue) == in_flight:
             moved = queue.popleft().wait()
-        queue.append(call(table[i % _TABLE], parts[i % in_flight]))
+        queue.append(call(next(rows), parts[i % in_flight]))
     while queue:
         moved = queue.popleft().wait()
     sample = meter.stop(nbytes=calls * count * block, ops=calls * count)
@@ -113,8 +125,9 @@ def awaited(
     calls = max(ops // count // in_flight, 1)
 
     async def reader(number: int) -> None:
-        for i in range(calls):
-            moved = await vol.submit_read(table[(i + number * 7) % _TABLE], parts[number])
+        rows = fresh_rows(table)
+        for _ in range(calls):
+            moved = await vol.submit_read(next(rows), parts[number])
         check_moved(moved, block)
 
     async def main() -> Sample:
@@ -143,7 +156,7 @@ def in_threads(
     start = threading.Barrier(threads + 1)
 
     def reader(number: int) -> None:
-        places = np.random.default_rng(number).integers(0, size_bytes // block, share) * block
+        places = np.random.default_rng(next(_runs)).integers(0, size_bytes // block, share) * block
         offsets, buffer = places.tolist(), parts[number]
         start.wait()
         try:
@@ -165,6 +178,39 @@ def in_threads(
     return meter.stop(nbytes=share * threads * block, ops=share * threads)
 
 
+def batches_in_threads(
+    call: Callable[..., Any], memory: Any, table: list[Offsets], block: int, ops: int, threads: int
+) -> Sample:
+    """So many Python threads, each with blocking batches one after the other."""
+    count = len(table[0])
+    parts = np.frombuffer(memory, np.uint8).reshape(threads, count * block)
+    share = max(ops // count // threads, 1)
+    failures: list[BaseException] = []
+    start = threading.Barrier(threads + 1)
+
+    def reader(number: int) -> None:
+        rows, buffer = fresh_rows(table), parts[number]
+        start.wait()
+        try:
+            for _ in range(share):
+                moved = call(next(rows), buffer)
+            check_moved(moved, block)
+        except BaseException as error:
+            failures.append(error)
+
+    crew = [threading.Thread(target=reader, args=(number,)) for number in range(threads)]
+    for thread in crew:
+        thread.start()
+    meter = Meter()
+    start.wait()
+    for thread in crew:
+        thread.join()
+    if failures:
+        raise failures[0]
+    total = share * threads * count
+    return meter.stop(nbytes=total * block, ops=total)
+
+
 def pooled(
     call: Callable[[Any, int], Any], memory: Any, table: list[Offsets], block: int, ops: int
 ) -> Sample:
@@ -173,13 +219,13 @@ def pooled(
     """
     count = len(table[0])
     parts = list(np.frombuffer(memory, np.uint8)[: count * block].reshape(count, block))
-    places = [offsets.tolist() for offsets in table]
+    rows = fresh_rows([offsets.tolist() for offsets in table])
     calls = max(ops // count, 1)
     with ThreadPoolExecutor(count) as pool:
-        moved = list(pool.map(call, parts, places[0]))
+        moved = list(pool.map(call, parts, next(rows)))
         meter = Meter()
-        for i in range(calls):
-            moved = list(pool.map(call, parts, places[i % _TABLE]))
+        for _ in range(calls):
+            moved = list(pool.map(call, parts, next(rows)))
         sample = meter.stop(nbytes=calls * count * block, ops=calls * count)
     check_moved(np.array(moved), block)
     return sample
@@ -190,7 +236,8 @@ def one_by_one(
 ) -> Sample:
     """One thread, one block after the other."""
     buffer = np.frombuffer(memory, np.uint8)[:block]
-    offsets = (np.random.default_rng(7).integers(0, size_bytes // block, ops) * block).tolist()
+    rng = np.random.default_rng(next(_runs))
+    offsets = (rng.integers(0, size_bytes // block, ops) * block).tolist()
     meter = Meter()
     for offset in offsets:
         moved = call(buffer, offset)
