@@ -22,11 +22,14 @@ static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct t
 /* Publishes an end state and wakes whoever waits for it. */
 static void announce(struct kvio_batch *batch, enum kvio_batch_state state)
 {
-  /* seq_cst: pairs with kvio_batch_wait (waiters) and kvio_batch_eventfd (event_fd), where the
-   * other side writes its own word first and reads state afterwards. */
+  /* seq_cst: pairs with kvio_batch_wait (waiters), kvio_batch_eventfd (event_fd) and
+   * kvio_batch_notify (notifier), where the other side writes its own word first and reads state
+   * afterwards. */
   atomic_store(&batch->state, state);
   if (atomic_load(&batch->waiters) != 0)
     futex(&batch->state, FUTEX_WAKE, INT_MAX, NULL);
+  if (atomic_load(&batch->notifier))
+    kvio_notify_deliver(batch);
   int fd = atomic_load(&batch->event_fd);
   if (fd >= 0) {
     uint64_t one = 1;
@@ -58,10 +61,12 @@ static int64_t op_result(const struct kvio_batch *batch, const struct kvio_op_st
   }
   if (batch->opcode > KVIO_WRITE)
     return (int64_t)op->length;
-  /* An expired batch copies nothing any more: what its bounce buffers hold does not count. */
-  if (op->bounce && batch->opcode == KVIO_READ &&
-      atomic_load_explicit(&batch->state, memory_order_acquire) == KVIO_BATCH_EXPIRED)
-    return batch->expire_code;
+  if (op->bounce && batch->opcode == KVIO_READ) {
+    /* An expired batch copies nothing any more: what its bounce buffers hold does not count. */
+    uint32_t state = atomic_load_explicit(&batch->state, memory_order_acquire);
+    if (state == KVIO_BATCH_EXPIRING || state == KVIO_BATCH_EXPIRED)
+      return batch->expire_code;
+  }
   bytes = bytes > op->head ? bytes - op->head : 0;
   return (int64_t)kvio_min_u64(bytes, op->length);
 }
@@ -122,9 +127,27 @@ static void last_segment(struct kvio_batch *batch, struct kvio_stat_block *stat)
   kvio_batch_put(batch);
 }
 
+/* For a batch that ends outside of a lane: there is no single writer of its statistics. */
+static void count_loose(struct kvio_batch *batch)
+{
+  if (batch->opcode > KVIO_WRITE)
+    return;
+  struct kvio_loose_counters *loose = &batch->shared->loose[batch->opcode];
+  uint64_t bytes = 0, errors = 0;
+  for (uint32_t i = 0; i < batch->n_ops; i++) {
+    int64_t result = op_result(batch, &batch->ops[i]);
+    errors += result < 0;
+    bytes += result > 0 ? (uint64_t)result : 0;
+  }
+  atomic_fetch_add_explicit(&loose->ops, batch->n_ops, memory_order_relaxed);
+  atomic_fetch_add_explicit(&loose->bytes, bytes, memory_order_relaxed);
+  atomic_fetch_add_explicit(&loose->errors, errors, memory_order_relaxed);
+}
+
 void kvio_batch_start(struct kvio_batch *batch)
 {
   if (batch->n_segs == 0) {
+    count_loose(batch);
     atomic_store(&batch->state, KVIO_BATCH_DONE);
     return;
   }
@@ -201,6 +224,7 @@ bool kvio_batch_expire(struct kvio_batch *batch, int code)
   }
   if (code == -ETIME)
     atomic_fetch_add_explicit(&shared->deadline_exceeded, 1, memory_order_relaxed);
+  count_loose(batch);
   announce(batch, KVIO_BATCH_EXPIRED);
   return true;
 }
@@ -340,7 +364,8 @@ uint32_t kvio_batch_results(const struct kvio_batch *batch, int64_t *out)
 
 static const char *verb(enum kvio_opcode opcode)
 {
-  static const char *const verbs[] = {"read", "write", "flush", "discard", "open", "close"};
+  static const char *const verbs[] = {"read", "write", "flush",    "discard",
+                                      "open", "close", "register", "unregister"};
   return verbs[opcode];
 }
 
@@ -391,10 +416,14 @@ int kvio_batch_error(const struct kvio_batch *batch, uint32_t i, struct kvio_err
     break;
   }
   enum kvio_error_class cls = kvio_error_classify(err->code);
-  snprintf(err->message, sizeof(err->message),
-           "%s of %llu bytes at offset %llu of %s failed (%s): %s", verb(batch->opcode),
-           (unsigned long long)err->length, (unsigned long long)err->offset, path,
-           kvio_error_class_name(cls), remedy(err->code, cls));
+  if (batch->opcode == KVIO_FLUSH)
+    snprintf(err->message, sizeof(err->message), "flush of %s failed (%s): %s", path,
+             kvio_error_class_name(cls), remedy(err->code, cls));
+  else
+    snprintf(err->message, sizeof(err->message),
+             "%s of %llu bytes at offset %llu of %s failed (%s): %s", verb(batch->opcode),
+             (unsigned long long)err->length, (unsigned long long)err->offset, path,
+             kvio_error_class_name(cls), remedy(err->code, cls));
   return err->code;
 }
 
@@ -407,7 +436,9 @@ int kvio_batch_eventfd(struct kvio_batch *batch)
   if (fd < 0)
     return fd;
   atomic_store(&batch->event_fd, fd);
-  if (kvio_batch_done(batch)) { /* announce may have come before the store: see there */
+  /* announce may have come before the store: see there. Not kvio_batch_done(): an acquire load may
+   * pass the store. */
+  if (atomic_load(&batch->state) >= KVIO_BATCH_DONE) {
     uint64_t one = 1;
     while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR)
       ;

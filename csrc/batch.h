@@ -18,6 +18,7 @@
 #ifndef KVIO_BATCH_H
 #define KVIO_BATCH_H
 
+#include "notify.h"
 #include "shared.h"
 
 enum kvio_batch_state {
@@ -69,15 +70,7 @@ struct kvio_shard {
   struct kvio_shard *prev_active, *next_active;
   struct kvio_batch *batch;
   struct kvio_seg *segs;
-  bool runs_job; /* this worker hands the batch's job to the I/O threads */
-};
-
-/* Segments for the I/O threads: claimed by index. Linked in the pool until the last is claimed. */
-struct kvio_job {
-  struct kvio_job *next, **link;
-  struct kvio_seg **segs;
-  uint32_t n;
-  uint32_t claimed; /* under the pool's lock */
+  bool runs_job; /* this worker hands the batch's segments for the I/O threads to them */
 };
 
 struct kvio_batch {
@@ -88,7 +81,11 @@ struct kvio_batch {
   _Atomic uint32_t waiters;
   _Atomic uint32_t refs;
   _Atomic uint32_t pending;
-  _Atomic int event_fd; /* -1 = nobody asked */
+  _Atomic int event_fd;                     /* -1 = nobody asked */
+  _Atomic(struct kvio_notifier *) notifier; /* see notify.h */
+  struct kvio_batch *notify_next;
+  uint64_t notify_tag;
+  _Atomic bool notify_used;
   int expire_code;
   enum kvio_opcode opcode;
   uint32_t n_ops, n_segs, n_ring_segs;
@@ -98,7 +95,8 @@ struct kvio_batch {
   struct kvio_op_state *ops;
   struct kvio_seg *segs;
   struct iovec *iovs;
-  struct kvio_job job;
+  struct kvio_seg *job; /* segments for the I/O threads, linked by next */
+  uint32_t n_job;
   struct kvio_shard shards[]; /* n_workers */
 };
 

@@ -120,6 +120,11 @@ static int check_op(const struct cut *cut, const struct kvio_op *op, uint32_t i,
   return 0;
 }
 
+static bool for_threads(const struct kvio_shared *shared, const struct kvio_seg *seg)
+{
+  return seg->opcode > KVIO_WRITE || shared->members[seg->member].engine == KVIO_ENGINE_THREADS;
+}
+
 static struct kvio_seg *new_seg(struct cut *cut, struct kvio_op_state *state, uint32_t op,
                                 uint32_t member, uint64_t offset, uint64_t length)
 {
@@ -141,8 +146,7 @@ static struct kvio_seg *new_seg(struct cut *cut, struct kvio_op_state *state, ui
   seg->opcode = (uint8_t)cut->opcode;
   seg->retries = 0;
   state->n_segs++;
-  if (cut->opcode > KVIO_WRITE || target->engine == KVIO_ENGINE_THREADS)
-    cut->batch->job.segs[cut->n_threads++] = seg;
+  cut->n_threads += for_threads(cut->shared, seg);
   return seg;
 }
 
@@ -193,16 +197,27 @@ static uint64_t take_memory(struct cut *cut, struct kvio_seg *seg, struct cursor
   return got;
 }
 
+static bool in_huge_pages(const struct kvio_shared *shared, const struct cursor *cur)
+{
+  if (!kvio_registry_has_huge(&shared->registry))
+    return false;
+  for (uint32_t i = 0; i < cur->left; i++)
+    if (!kvio_registry_is_huge(&shared->registry, cur->iov[i].iov_base, cur->iov[i].iov_len))
+      return false;
+  return true;
+}
+
 static void cut_range(struct cut *cut, uint32_t i, struct kvio_op_state *state, uint64_t offset,
                       uint64_t length, struct cursor cur, uint32_t align)
 {
   const struct kvio_shared *shared = cut->shared;
+  bool huge = length > shared->smallest_cut && in_huge_pages(shared, &cur);
   while (length > 0) {
     struct kvio_piece piece = {(uint32_t)state->member, offset, length};
     if (state->member == KVIO_STRIPED)
       piece = kvio_layout_map(&shared->layout, offset, length);
-    uint64_t chunk = shared->members[piece.member].chunk_bytes;
-    uint64_t take = kvio_min_u64(piece.length, chunk);
+    const struct kvio_member *target = &shared->members[piece.member];
+    uint64_t take = kvio_min_u64(piece.length, huge ? target->chunk_bytes : target->small_chunk);
     struct kvio_seg *seg = new_seg(cut, state, i, piece.member, piece.offset, take);
     take = take_memory(cut, seg, &cur, take);
     /* Only the tail of a lone member can be unaligned here. The command asks for the whole block:
@@ -337,7 +352,7 @@ static int allocate(struct cut *cut, const struct kvio_op *ops, uint32_t n_ops)
   size_t head =
       kvio_align_up(sizeof(struct kvio_batch) + shared->n_workers * sizeof(struct kvio_shard), 64);
   size_t bytes = head + n_ops * sizeof(struct kvio_op_state) + segs * sizeof(struct kvio_seg) +
-                 segs * sizeof(struct kvio_seg *) + iovs * sizeof(struct iovec);
+                 iovs * sizeof(struct iovec);
   bytes = bytes < 4096 ? 4096 : kvio_align_up(bytes, 4096);
   struct kvio_batch *batch = take_block(shared, &bytes);
   if (!batch)
@@ -349,8 +364,6 @@ static int allocate(struct cut *cut, const struct kvio_op *ops, uint32_t n_ops)
   at += segs * sizeof(struct kvio_seg);
   batch->ops = (struct kvio_op_state *)at;
   at += n_ops * sizeof(struct kvio_op_state);
-  batch->job.segs = (struct kvio_seg **)at;
-  at += segs * sizeof(struct kvio_seg *);
   batch->iovs = (struct iovec *)at;
   batch->n_segs = (uint32_t)segs;
   batch->n_ops = n_ops;
@@ -358,24 +371,27 @@ static int allocate(struct cut *cut, const struct kvio_op *ops, uint32_t n_ops)
   return 0;
 }
 
-/* Links the ring segments into one list a worker. */
+/* Links the ring segments into one list a worker, the others into the job of the I/O threads. */
 static void deal_shards(struct kvio_batch *batch)
 {
   struct kvio_shared *shared = batch->shared;
-  struct kvio_seg **tails[KVIO_MAX_MEMBERS];
+  struct kvio_seg **tails[KVIO_MAX_MEMBERS], **job = &batch->job;
   for (uint32_t w = 0; w < shared->n_workers; w++) {
     batch->shards[w].batch = batch;
     tails[w] = &batch->shards[w].segs;
   }
   for (uint32_t i = 0; i < batch->n_segs; i++) {
     struct kvio_seg *seg = &batch->segs[i];
-    if (seg->opcode > KVIO_WRITE || shared->members[seg->member].engine == KVIO_ENGINE_THREADS)
+    if (for_threads(shared, seg)) {
+      *job = seg;
+      job = &seg->next;
       continue;
+    }
     uint32_t w = seg->member % shared->n_workers;
     *tails[w] = seg;
     tails[w] = &seg->next;
   }
-  batch->shards[0].runs_job = batch->job.n > 0;
+  batch->shards[0].runs_job = batch->n_job > 0;
 }
 
 int kvio_batch_create(struct kvio_batch **out, struct kvio_shared *shared, enum kvio_opcode opcode,
@@ -404,7 +420,7 @@ int kvio_batch_create(struct kvio_batch **out, struct kvio_shared *shared, enum 
     batch->n_ops = i + 1;
   }
   batch->n_segs = cut.n_segs;
-  batch->job.n = cut.n_threads;
+  batch->n_job = cut.n_threads;
   batch->n_ring_segs = cut.n_segs - cut.n_threads;
   if (rc) {
     kvio_batch_put(batch);

@@ -79,7 +79,31 @@ void kvio_registry_destroy(struct kvio_registry *reg)
   pthread_mutex_destroy(&reg->lock);
 }
 
-static int registry_add_locked(struct kvio_registry *reg, uintptr_t start, size_t nbytes)
+bool kvio_registry_is_huge(const struct kvio_registry *reg, const void *addr, size_t length)
+{
+  uintptr_t start = (uintptr_t)addr;
+  uint32_t top = atomic_load_explicit(&reg->huge_top, memory_order_relaxed);
+  for (uint32_t i = 0; i < top; i++)
+    if (start >= atomic_load_explicit(&reg->huge[i].start, memory_order_relaxed) &&
+        start + length <= atomic_load_explicit(&reg->huge[i].end, memory_order_relaxed))
+      return true;
+  return false;
+}
+
+/* The lock held: slice i is in huge pages, or gone. */
+static void note_huge(struct kvio_registry *reg, uint32_t i, bool huge)
+{
+  uintptr_t start = huge ? reg->slices[i].start : 0;
+  uintptr_t end = huge ? start + reg->slices[i].size_bytes : 0;
+  atomic_store_explicit(&reg->huge[i].start, start, memory_order_relaxed);
+  atomic_store_explicit(&reg->huge[i].end, end, memory_order_relaxed);
+  uint32_t top = KVIO_MAX_SLICES;
+  while (top > 0 && atomic_load_explicit(&reg->huge[top - 1].end, memory_order_relaxed) == 0)
+    top--;
+  atomic_store_explicit(&reg->huge_top, top, memory_order_relaxed);
+}
+
+static int registry_add_locked(struct kvio_registry *reg, uintptr_t start, size_t nbytes, bool huge)
 {
   uint32_t need = (uint32_t)((nbytes + KVIO_SLICE_BYTES - 1) / KVIO_SLICE_BYTES);
   uint32_t free_slots = 0;
@@ -101,6 +125,7 @@ static int registry_add_locked(struct kvio_registry *reg, uintptr_t start, size_
     *slice = (struct kvio_slice){start + done, kvio_min_u64(nbytes - done, KVIO_SLICE_BYTES), start,
                                  version};
     done += slice->size_bytes;
+    note_huge(reg, i, huge);
   }
   reg->n_regions++;
   /* release: pairs with the acquire in kvio_view_stale */
@@ -108,13 +133,13 @@ static int registry_add_locked(struct kvio_registry *reg, uintptr_t start, size_
   return 0;
 }
 
-int kvio_registry_add(struct kvio_registry *reg, void *addr, size_t nbytes)
+int kvio_registry_add(struct kvio_registry *reg, void *addr, size_t nbytes, bool huge)
 {
   if (!addr || nbytes == 0 || (uintptr_t)addr > UINTPTR_MAX - nbytes ||
       nbytes > KVIO_MAX_SLICES * KVIO_SLICE_BYTES)
     return -EINVAL;
   pthread_mutex_lock(&reg->lock);
-  int rc = registry_add_locked(reg, (uintptr_t)addr, nbytes);
+  int rc = registry_add_locked(reg, (uintptr_t)addr, nbytes, huge);
   pthread_mutex_unlock(&reg->lock);
   return rc;
 }
@@ -128,6 +153,7 @@ int kvio_registry_remove(struct kvio_registry *reg, void *addr)
     if (slice->start == 0 || slice->region != (uintptr_t)addr)
       continue;
     memset(slice, 0, sizeof(*slice));
+    note_huge(reg, i, false);
     rc = 0;
   }
   if (rc == 0) {

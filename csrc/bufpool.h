@@ -33,6 +33,12 @@ struct kvio_registry {
   uint32_t n_regions;
   _Atomic int last_errno; /* of the last registration that a kernel refused */
   struct kvio_slice slices[KVIO_MAX_SLICES];
+  /* Slices in huge pages, read without the lock: a hint for the size of commands, and a stale one
+   * costs speed only. Places 0 to huge_top - 1 may be in use; end 0 = empty. */
+  _Atomic uint32_t huge_top;
+  struct {
+    _Atomic uintptr_t start, end;
+  } huge[KVIO_MAX_SLICES];
 };
 
 /* One ring's copy. sorted[] holds the slices that this ring has really registered. */
@@ -49,8 +55,16 @@ struct kvio_view {
 void kvio_registry_init(struct kvio_registry *reg);
 void kvio_registry_destroy(struct kvio_registry *reg);
 /* 0, -EEXIST when it overlaps a region, -ENOSPC when all slots are taken. */
-int kvio_registry_add(struct kvio_registry *reg, void *addr, size_t nbytes);
+int kvio_registry_add(struct kvio_registry *reg, void *addr, size_t nbytes, bool huge);
 int kvio_registry_remove(struct kvio_registry *reg, void *addr);
+
+static inline bool kvio_registry_has_huge(const struct kvio_registry *reg)
+{
+  return atomic_load_explicit(&reg->huge_top, memory_order_relaxed) != 0;
+}
+
+/* Does [addr, addr + length) lie in one slice of huge pages? A hint, see above. */
+bool kvio_registry_is_huge(const struct kvio_registry *reg, const void *addr, size_t length);
 
 static inline bool kvio_view_stale(const struct kvio_view *view, const struct kvio_registry *reg)
 {

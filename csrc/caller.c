@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { DRAIN_NAP_NS = 200 * 1000, DRAIN_STEP_NS = 10 * 1000 * 1000 };
+enum { DRAIN_NAP_NS = 200 * 1000 };
 
 struct kvio_callers {
   struct kvio_shared *shared; /* NULL once the volume is closed */
@@ -48,7 +48,8 @@ static void unlink_caller(struct kvio_callers *list, struct kvio_caller *caller)
   caller_put(caller);
 }
 
-/* The thread goes: an empty lane goes with it, one with I/O in flight stays for close(). */
+/* The thread goes and takes its lane with it. What it left in flight goes to quarantine; where the
+ * kernel cannot tell its end the lane stays, and close() will say so. */
 static void forsake(struct kvio_caller *caller)
 {
   struct kvio_callers *list = caller->list;
@@ -57,13 +58,11 @@ static void forsake(struct kvio_caller *caller)
   pthread_mutex_lock(&list->lock);
   if (!atomic_load(&list->closed)) {
     if (kvio_lane_in_flight(caller->lane) > 0)
-      kvio_lane_step(caller->lane, 0, 0);
+      kvio_lane_retire(caller->lane);
     if (kvio_lane_in_flight(caller->lane) == 0) {
       kvio_lane_destroy(caller->lane);
       caller->lane = NULL;
       unlink_caller(list, caller);
-    } else {
-      atomic_store(&caller->owner_gone, true);
     }
   }
   pthread_mutex_unlock(&list->lock);
@@ -163,31 +162,39 @@ int kvio_caller_get(struct kvio_callers *list, struct kvio_caller **out)
 
 int kvio_caller_enter(struct kvio_caller *caller)
 {
-  atomic_store(&caller->busy, true); /* seq_cst, C2 */
-  if (KVIO_LIKELY(!atomic_load(&caller->list->closing)))
+  if (KVIO_UNLIKELY(caller->depth > 0)) {
+    caller->depth++; /* C4: the outer call keeps close() waiting */
     return 0;
-  atomic_store(&caller->busy, false);
-  return -ESHUTDOWN;
+  }
+  atomic_store(&caller->busy, true); /* seq_cst, C2 */
+  if (KVIO_UNLIKELY(atomic_load(&caller->list->closing))) {
+    atomic_store(&caller->busy, false);
+    return -ESHUTDOWN;
+  }
+  caller->depth = 1;
+  return 0;
 }
 
 void kvio_caller_leave(struct kvio_caller *caller)
 {
-  atomic_store_explicit(&caller->busy, false, memory_order_release);
+  if (KVIO_LIKELY(--caller->depth == 0))
+    atomic_store_explicit(&caller->busy, false, memory_order_release);
+}
+
+bool kvio_callers_inside(const struct kvio_callers *list)
+{
+  for (const struct kvio_caller *caller = tls_callers; caller; caller = caller->tls_next)
+    if (caller->list == list)
+      return caller->depth > 0;
+  return false;
 }
 
 static uint32_t reap_caller(struct kvio_caller *caller)
 {
   if (atomic_load(&caller->busy))
     return 1;
-  if (kvio_lane_in_flight(caller->lane) == 0)
-    return 0;
-  bool mine = false;
-  for (struct kvio_caller *c = tls_callers; c; c = c->tls_next)
-    mine = mine || c == caller;
-  if (mine)
-    kvio_lane_step(caller->lane, 1, DRAIN_STEP_NS);
-  else
-    kvio_lane_reap_foreign(caller->lane);
+  if (kvio_lane_in_flight(caller->lane) > 0)
+    kvio_lane_retire(caller->lane);
   return kvio_lane_in_flight(caller->lane);
 }
 
@@ -203,6 +210,7 @@ uint32_t kvio_callers_drain(struct kvio_callers *list, uint64_t until)
     pthread_mutex_lock(&list->lock);
     for (struct kvio_caller *caller = list->head; caller; caller = caller->next)
       left += reap_caller(caller);
+    left += kvio_quarantine_sweep(list->shared);
     if (left == 0)
       break;
     pthread_mutex_unlock(&list->lock);

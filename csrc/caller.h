@@ -8,8 +8,10 @@
  *       lives as long as any entry of it. So a thread-local pointer never dangles.
  *   C2  busy is set before closing is read, closing is set before busy is read (seq_cst on both
  *       sides, so at least one of them sees the other).
- *   C3  A lane is used by its thread only. After that thread's end, or by close() when nobody is
- *       inside, it may be reaped by others without entering the kernel.
+ *   C3  A lane is used by its thread only, but for close(), which gives up the ring of a lane that
+ *       was left with I/O in flight, when nobody is inside.
+ *   C4  A thread can be inside twice: a signal handler of the language above runs in the middle of
+ *       a blocked call. The lane belongs to the outer call (depth 1).
  */
 #ifndef KVIO_CALLER_H
 #define KVIO_CALLER_H
@@ -25,7 +27,7 @@ struct kvio_caller {
   struct kvio_lane *lane;
   _Atomic uint32_t refs;
   _Atomic bool busy;
-  _Atomic bool owner_gone;
+  uint32_t depth; /* calls of this thread that are inside; only the thread looks */
 };
 
 int kvio_callers_create(struct kvio_callers **out, struct kvio_shared *shared);
@@ -33,9 +35,12 @@ int kvio_callers_create(struct kvio_callers **out, struct kvio_shared *shared);
 /* The calling thread's entry, made on the first call; -ENOMEM. */
 int kvio_caller_get(struct kvio_callers *list, struct kvio_caller **out);
 
-/* Marks the thread as inside; -ESHUTDOWN when the volume is closing. */
+/* Marks the thread as inside (once more); -ESHUTDOWN when the volume is closing. */
 int kvio_caller_enter(struct kvio_caller *caller);
 void kvio_caller_leave(struct kvio_caller *caller);
+
+/* Is the calling thread inside a call of this volume? */
+bool kvio_callers_inside(const struct kvio_callers *list);
 
 /* From here kvio_caller_enter() refuses. */
 void kvio_callers_close(struct kvio_callers *list);

@@ -440,10 +440,10 @@ static int find_nvme_geometry(struct kvio_device *dev, const struct kvio_device_
   int64_t nsid = kvio_nvme_get_nsid(dev->fd);
   int rc = nsid < 0 ? (int)nsid : kvio_nvme_identify(dev->fd, (uint32_t)nsid, &ns);
   if (rc)
-    return kvio_error_set(err, rc,
-                          "%s: cannot identify the namespace: %s; passthrough needs root, or read "
-                          "and write permission on the node",
-                          dev->path, strerror(-rc));
+    return kvio_error_set(err, rc, "%s: cannot identify the namespace: %s; %s", dev->path,
+                          strerror(-rc),
+                          rc == -ENOLINK ? "no path to it is live: see `kvio info`"
+                                         : "passthrough needs root, or permission on the node");
   if (ns.metadata_bytes)
     return kvio_error_set(err, -EOPNOTSUPP,
                           "%s: its blocks carry %u bytes of metadata each; use the block device, "

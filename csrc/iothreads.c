@@ -14,6 +14,17 @@ struct io_thread {
   pthread_t thread;
   struct kvio_iothreads *pool;
   struct kvio_stat_block *stat;
+  uint32_t n; /* claimed and not released; the rest is under the pool's lock too */
+  struct pool_member *member;
+  struct kvio_seg *segs[CLAIM];
+  struct kvio_batch *batches[CLAIM];
+};
+
+struct pool_member {
+  struct kvio_seg *head[2];
+  struct kvio_seg **tail[2];
+  uint32_t queued[2];
+  uint32_t inside; /* threads that work on it */
 };
 
 struct kvio_iothreads {
@@ -21,8 +32,10 @@ struct kvio_iothreads {
   pthread_mutex_t lock;
   pthread_cond_t work; /* a job was queued, or stop */
   pthread_cond_t gone; /* a thread has left */
-  struct kvio_job *head[2];
-  struct kvio_job **tail[2];
+  struct pool_member *members;
+  uint32_t queued[2];
+  uint32_t turn;
+  uint32_t own_share, common, common_used; /* threads, X4 */
   uint32_t idle, alive, started, streak;
   bool stop;
   struct io_thread *threads; /* shared->io_threads */
@@ -77,42 +90,80 @@ void kvio_seg_execute(struct kvio_seg *seg, struct kvio_stat_block *stat)
   kvio_seg_complete(seg, code, kvio_now_ns(), stat);
 }
 
-static void unlink_job(struct kvio_iothreads *pool, struct kvio_job *job)
+/* How many threads may work on one member while there are others: each member has an equal share of
+ * half the threads for itself, the rest goes to whoever comes (X4). */
+static bool may_serve(const struct kvio_iothreads *pool, const struct pool_member *member)
 {
-  *job->link = job->next;
-  if (job->next)
-    job->next->link = job->link;
-  else if (pool->tail[DIR_READ] == &job->next)
-    pool->tail[DIR_READ] = job->link;
-  else
-    pool->tail[DIR_OTHER] = job->link;
-  job->link = NULL;
+  if (member->inside < pool->own_share)
+    return true;
+  return pool->common_used < pool->common;
 }
 
-/* Claims up to CLAIM segments of the job, the pool's lock held; returns how many. */
-static uint32_t claim(struct kvio_iothreads *pool, struct kvio_job *job, struct kvio_seg **out)
+static void enter_member(struct kvio_iothreads *pool, struct pool_member *member, int sign)
 {
-  uint32_t left = job->n - job->claimed;
-  /* Small shares near the end, so that nobody waits for the last one's hoard. */
-  uint32_t share = left / (2 * pool->shared->io_threads);
-  uint32_t n = (uint32_t)kvio_min_u64(kvio_min_u64(kvio_max_u64(share, 1), CLAIM), left);
-  for (uint32_t i = 0; i < n; i++)
-    out[i] = job->segs[job->claimed + i];
-  job->claimed += n;
-  if (n > 0 && job->claimed == job->n)
-    unlink_job(pool, job); /* X1 */
-  return n;
+  if (sign > 0 ? member->inside >= pool->own_share : member->inside > pool->own_share)
+    pool->common_used += (uint32_t)sign;
+  member->inside += (uint32_t)sign;
 }
 
-static struct kvio_job *next_job(struct kvio_iothreads *pool)
+static struct kvio_seg *pop(struct kvio_iothreads *pool, struct pool_member *member, int dir)
 {
-  bool other_turn = pool->head[DIR_OTHER] && pool->streak >= STREAK;
-  if (pool->head[DIR_READ] && !other_turn) {
-    pool->streak++;
-    return pool->head[DIR_READ];
+  struct kvio_seg *seg = member->head[dir];
+  member->head[dir] = seg->next;
+  if (!seg->next)
+    member->tail[dir] = &member->head[dir];
+  member->queued[dir]--;
+  pool->queued[dir]--;
+  return seg;
+}
+
+/* The member in turn with work in this direction that a thread may take, or NULL. */
+static struct pool_member *next_member(struct kvio_iothreads *pool, int dir)
+{
+  uint32_t n = pool->shared->n_members;
+  for (uint32_t i = 0; pool->queued[dir] > 0 && i < n; i++) {
+    struct pool_member *member = &pool->members[pool->turn];
+    pool->turn = pool->turn + 1 == n ? 0 : pool->turn + 1;
+    if (member->head[dir] && may_serve(pool, member))
+      return member;
   }
-  pool->streak = 0;
-  return pool->head[DIR_OTHER];
+  return NULL;
+}
+
+/* Takes up to CLAIM segments of one member, the pool's lock held. The batches are referred to until
+ * release(), so that stop() may look at them. */
+static bool claim(struct kvio_iothreads *pool, struct io_thread *self)
+{
+  int dir = pool->queued[DIR_OTHER] > 0 && pool->streak >= STREAK ? DIR_OTHER : DIR_READ;
+  struct pool_member *member = next_member(pool, dir);
+  if (!member) {
+    dir = !dir;
+    member = next_member(pool, dir);
+  }
+  if (!member)
+    return false;
+  pool->streak = dir == DIR_READ ? pool->streak + 1 : 0;
+  /* Small shares near the end, so that nobody waits for the last one's hoard. */
+  uint32_t share = member->queued[dir] / (2 * pool->shared->io_threads);
+  uint32_t n = (uint32_t)kvio_min_u64(kvio_max_u64(share, 1), CLAIM);
+  for (uint32_t i = 0; i < n; i++) {
+    self->segs[i] = pop(pool, member, dir);
+    self->batches[i] = self->segs[i]->batch;
+    kvio_batch_ref(self->batches[i]);
+  }
+  self->n = n;
+  self->member = member;
+  enter_member(pool, member, 1);
+  return true;
+}
+
+/* The lock held: what was claimed is done. */
+static void release(struct kvio_iothreads *pool, struct io_thread *self)
+{
+  enter_member(pool, self->member, -1);
+  for (uint32_t i = 0; i < self->n; i++)
+    kvio_batch_put(self->batches[i]);
+  self->n = 0;
 }
 
 static void *io_thread_main(void *arg)
@@ -121,23 +172,25 @@ static void *io_thread_main(void *arg)
   struct kvio_iothreads *pool = self->pool;
   pthread_mutex_lock(&pool->lock);
   for (;;) {
-    struct kvio_job *job = next_job(pool);
-    if (!job) {
-      if (pool->stop)
+    if (!claim(pool, self)) {
+      if (pool->stop && pool->queued[DIR_READ] + pool->queued[DIR_OTHER] == 0)
         break;
       pool->idle++;
       pthread_cond_wait(&pool->work, &pool->lock);
       pool->idle--;
       continue;
     }
-    struct kvio_seg *segs[CLAIM];
-    uint32_t n = claim(pool, job, segs);
     pthread_mutex_unlock(&pool->lock);
-    for (uint32_t i = 0; i < n; i++)
-      kvio_seg_execute(segs[i], self->stat);
+    for (uint32_t i = 0; i < self->n; i++)
+      kvio_seg_execute(self->segs[i], self->stat);
     pthread_mutex_lock(&pool->lock);
+    release(pool, self);
+    /* A member had reached its share: an idle thread may take its next segment now. */
+    if (pool->idle > 0 && pool->queued[DIR_READ] + pool->queued[DIR_OTHER] > 0)
+      pthread_cond_signal(&pool->work);
   }
   pool->alive--;
+  pthread_cond_broadcast(&pool->work); /* the others may end too */
   pthread_cond_signal(&pool->gone);
   pthread_mutex_unlock(&pool->lock);
   return NULL;
@@ -148,11 +201,18 @@ int kvio_iothreads_create(struct kvio_iothreads **out, struct kvio_shared *share
   struct kvio_iothreads *pool = calloc(1, sizeof(*pool));
   if (!pool)
     return -ENOMEM;
+  uint32_t n = shared->n_members;
   pool->threads = calloc(shared->io_threads, sizeof(*pool->threads));
-  if (!pool->threads) {
+  pool->members = calloc(n, sizeof(*pool->members));
+  if (!pool->threads || !pool->members) {
+    free(pool->threads);
+    free(pool->members);
     free(pool);
     return -ENOMEM;
   }
+  pool->own_share = (uint32_t)kvio_max_u64(shared->io_threads / (2 * n), 1);
+  pool->common =
+      shared->io_threads > n * pool->own_share ? shared->io_threads - n * pool->own_share : 0;
   pool->shared = shared;
   pthread_mutex_init(&pool->lock, NULL);
   pthread_cond_init(&pool->work, NULL);
@@ -161,8 +221,9 @@ int kvio_iothreads_create(struct kvio_iothreads **out, struct kvio_shared *share
   pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
   pthread_cond_init(&pool->gone, &attr);
   pthread_condattr_destroy(&attr);
-  for (int d = 0; d < 2; d++)
-    pool->tail[d] = &pool->head[d];
+  for (uint32_t m = 0; m < n; m++)
+    for (int d = 0; d < 2; d++)
+      pool->members[m].tail[d] = &pool->members[m].head[d];
   *out = pool;
   return 0;
 }
@@ -189,12 +250,11 @@ static int start_thread(struct kvio_iothreads *pool)
   return 0;
 }
 
-int kvio_iothreads_submit(struct kvio_iothreads *pool, struct kvio_batch *batch, bool help)
+int kvio_iothreads_submit(struct kvio_iothreads *pool, struct kvio_batch *batch)
 {
-  struct kvio_job *job = &batch->job;
   int dir = batch->opcode == KVIO_READ ? DIR_READ : DIR_OTHER;
+  uint32_t want = batch->n_job;
   pthread_mutex_lock(&pool->lock);
-  uint32_t want = job->n - (help ? 1 : 0);
   int rc = 0;
   uint32_t wake = (uint32_t)kvio_min_u64(want, pool->idle);
   while (rc == 0 && want > wake && pool->started < pool->shared->io_threads) {
@@ -202,14 +262,19 @@ int kvio_iothreads_submit(struct kvio_iothreads *pool, struct kvio_batch *batch,
     if (rc == 0)
       wake++;
   }
-  if (pool->alive == 0 && !help) {
+  if (pool->alive == 0) {
     pthread_mutex_unlock(&pool->lock);
     return rc ? rc : -EAGAIN;
   }
-  job->next = NULL;
-  job->link = pool->tail[dir];
-  *job->link = job;
-  pool->tail[dir] = &job->next;
+  for (struct kvio_seg *seg = batch->job, *next; seg; seg = next) {
+    next = seg->next;
+    struct pool_member *member = &pool->members[seg->member];
+    seg->next = NULL;
+    *member->tail[dir] = seg;
+    member->tail[dir] = &seg->next;
+    member->queued[dir]++;
+    pool->queued[dir]++;
+  }
   if (wake >= pool->idle)
     pthread_cond_broadcast(&pool->work);
   else
@@ -219,26 +284,28 @@ int kvio_iothreads_submit(struct kvio_iothreads *pool, struct kvio_batch *batch,
   return 0;
 }
 
-void kvio_iothreads_help(struct kvio_iothreads *pool, struct kvio_batch *batch,
-                         struct kvio_stat_block *stat)
-{
-  struct kvio_seg *segs[CLAIM];
-  uint32_t n;
-  do {
-    pthread_mutex_lock(&pool->lock);
-    n = claim(pool, &batch->job, segs);
-    pthread_mutex_unlock(&pool->lock);
-    for (uint32_t i = 0; i < n; i++)
-      kvio_seg_execute(segs[i], stat);
-  } while (n > 0);
-}
-
 uint32_t kvio_iothreads_count(struct kvio_iothreads *pool)
 {
   pthread_mutex_lock(&pool->lock);
   uint32_t n = pool->alive;
   pthread_mutex_unlock(&pool->lock);
   return n;
+}
+
+/* The lock held: nobody shall wait for what the threads did not get done. */
+static void give_up(struct kvio_iothreads *pool)
+{
+  struct kvio_shared *shared = pool->shared;
+  for (uint32_t i = 0; i < pool->started; i++)
+    for (uint32_t k = 0; k < pool->threads[i].n; k++)
+      kvio_batch_expire(pool->threads[i].batches[k], -ESHUTDOWN);
+  struct kvio_stat_block *stat = kvio_stats_orphans(shared);
+  for (uint32_t m = 0; m < shared->n_members; m++)
+    for (int d = 0; d < 2; d++)
+      while (pool->members[m].head[d])
+        kvio_seg_complete(pop(pool, &pool->members[m], d), -ESHUTDOWN, kvio_now_ns(), stat);
+  kvio_stats_orphans_done(shared);
+  pthread_cond_broadcast(&pool->work);
 }
 
 bool kvio_iothreads_stop(struct kvio_iothreads *pool, uint64_t until)
@@ -251,6 +318,8 @@ bool kvio_iothreads_stop(struct kvio_iothreads *pool, uint64_t until)
   while (pool->alive > 0 && rc == 0)
     rc = pthread_cond_timedwait(&pool->gone, &pool->lock, &ts);
   bool stopped = pool->alive == 0;
+  if (!stopped)
+    give_up(pool);
   pthread_mutex_unlock(&pool->lock);
   for (uint32_t i = 0; stopped && i < pool->started; i++)
     pthread_join(pool->threads[i].thread, NULL);
@@ -265,5 +334,6 @@ void kvio_iothreads_destroy(struct kvio_iothreads *pool)
   pthread_cond_destroy(&pool->work);
   pthread_cond_destroy(&pool->gone);
   free(pool->threads);
+  free(pool->members);
   free(pool);
 }

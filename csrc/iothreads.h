@@ -4,10 +4,13 @@
  * for machines that refuse io_uring, and for flush and discard: preadv2/pwritev2 in a pool.
  *
  * Invariants
- *   X1  A segment of a job is claimed once, under the pool's lock; whoever claims the last one
- *       unlinks the job first. So a job is never linked when its batch can be freed.
- *   X2  Read jobs are served before others, but after STREAK reads one other job gets a turn.
+ *   X1  A segment is taken from its member's queue once, under the pool's lock; a thread refers to
+ *       the batches of what it took until it is done.
+ *   X2  Reads are served before others, but after STREAK reads something else gets a turn.
  *   X3  Threads are started on demand, up to io_threads, with all signals blocked.
+ *   X4  Half the threads are dealt out to the members (at least one each), the other half serves
+ *       whoever comes: members that hang take the common half and their own share, and the others
+ *       still have theirs. With more members than threads there is a limit to that.
  */
 #ifndef KVIO_IOTHREADS_H
 #define KVIO_IOTHREADS_H
@@ -18,13 +21,9 @@ struct kvio_iothreads;
 
 int kvio_iothreads_create(struct kvio_iothreads **out, struct kvio_shared *shared);
 
-/* Offers batch->job to the pool. help: the caller will claim segments too. 0 or -errno when no
- * thread could be started at all; then nothing is queued. */
-int kvio_iothreads_submit(struct kvio_iothreads *pool, struct kvio_batch *batch, bool help);
-
-/* Works on the batch's job until all its segments are claimed. stat is the caller's. */
-void kvio_iothreads_help(struct kvio_iothreads *pool, struct kvio_batch *batch,
-                         struct kvio_stat_block *stat);
+/* Gives batch->job to the pool. -errno when no thread could be started at all; then nothing is
+ * queued. */
+int kvio_iothreads_submit(struct kvio_iothreads *pool, struct kvio_batch *batch);
 
 uint32_t kvio_iothreads_count(struct kvio_iothreads *pool);
 

@@ -24,7 +24,16 @@ enum kvio_engine {
   KVIO_ENGINE_THREADS,
   KVIO_ENGINE_URING_CMD
 };
-enum kvio_opcode { KVIO_READ, KVIO_WRITE, KVIO_FLUSH, KVIO_DISCARD, KVIO_OPEN, KVIO_CLOSE };
+enum kvio_opcode {
+  KVIO_READ,
+  KVIO_WRITE,
+  KVIO_FLUSH,
+  KVIO_DISCARD,
+  KVIO_OPEN, /* from here: in errors only */
+  KVIO_CLOSE,
+  KVIO_REGISTER,
+  KVIO_UNREGISTER
+};
 enum kvio_unaligned { KVIO_UNALIGNED_BOUNCE, KVIO_UNALIGNED_REFUSE };
 enum kvio_hugepages { KVIO_HUGE_AUTO, KVIO_HUGE_REQUIRE, KVIO_HUGE_OFF };
 
@@ -119,8 +128,11 @@ struct kvio_member_info {
   const char *engine_reason; /* why this engine */
   enum kvio_engine engine;
   uint64_t size_bytes;
-  uint32_t logical_block, physical_block, mem_align, offset_align, write_align, max_io_bytes;
+  uint32_t logical_block, physical_block, mem_align, offset_align, write_align;
+  uint32_t max_io_bytes;             /* largest command, memory in huge pages */
+  uint32_t max_io_bytes_small_pages; /* the same for other memory */
   bool direct, nowait_read, volatile_cache, can_discard, sparse;
+  const char *overridden; /* what allow_destroy overrode, one reason a line; "" = nothing */
 };
 
 struct kvio_volume_info {
@@ -136,7 +148,6 @@ struct kvio_volume_info {
   int uring_errno;     /* why not, 0 when granted */
   uint32_t ring_flags; /* IORING_SETUP_* granted */
   bool registered_files;
-  bool registered_ring_fd;
   bool registered_buffers; /* the kernel has the sparse buffer table */
   int register_errno;      /* of the last buffer registration that was refused, 0 = none */
   uint32_t regions;        /* memory regions registered now */
@@ -190,6 +201,17 @@ int kvio_batch_error(const struct kvio_batch *batch, uint32_t i, struct kvio_err
 /* An eventfd that becomes readable when the batch is done; made on the first call. -errno. */
 int kvio_batch_eventfd(struct kvio_batch *batch);
 
+/* For event loops that wait for many batches: one eventfd for all of them. A batch reports to a
+ * notifier once (-EBUSY the second time); its tag comes out of kvio_notifier_take(), which returns
+ * how many there were, after the eventfd became readable. A notifier lives until it is put and no
+ * batch will report to it any more. */
+struct kvio_notifier;
+int kvio_notifier_create(struct kvio_notifier **out);
+void kvio_notifier_put(struct kvio_notifier *notifier);
+int kvio_notifier_fd(const struct kvio_notifier *notifier);
+uint32_t kvio_notifier_take(struct kvio_notifier *notifier, uint64_t *tags, uint32_t max);
+int kvio_batch_notify(struct kvio_batch *batch, struct kvio_notifier *notifier, uint64_t tag);
+
 /* The owner, when the engine has let go of all buffers; NULL otherwise (it comes by reclaim). */
 void *kvio_batch_take_owner(struct kvio_batch *batch);
 void kvio_batch_put(struct kvio_batch *batch);
@@ -199,8 +221,10 @@ uint32_t kvio_volume_reclaim(struct kvio_volume *vol, void **owners, uint32_t ma
 bool kvio_volume_has_reclaim(const struct kvio_volume *vol);
 
 /* Registers memory with every ring of the volume (at most 1 GiB a slice, 64 slices). I/O on it uses
- * READ_FIXED/WRITE_FIXED. -ENOMEM when RLIMIT_MEMLOCK refuses: I/O then works unregistered. */
-int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes,
+ * READ_FIXED/WRITE_FIXED. huge: it lies in huge pages, so commands on it may be larger (the block
+ * layer counts pages that are not contiguous). -ENOMEM when RLIMIT_MEMLOCK refuses: I/O then works
+ * unregistered. */
+int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes, bool huge,
                          struct kvio_error *err);
 int kvio_volume_unregister(struct kvio_volume *vol, void *addr);
 

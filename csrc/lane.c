@@ -82,16 +82,18 @@ int kvio_lane_create(struct kvio_lane **out, struct kvio_shared *shared)
   return 0;
 }
 
-int kvio_lane_open_ring(struct kvio_lane *lane, bool disabled)
+int kvio_lane_open_ring(struct kvio_lane *lane, bool own_thread)
 {
   const struct kvio_shared *shared = lane->shared;
   struct kvio_ring_opts opts = {.entries = lane->n_slots + SPARE,
-                                .disabled = disabled,
+                                .disabled = own_thread,
+                                .own_thread = own_thread,
                                 .big = shared->passthrough,
                                 .iopoll = shared->iopoll,
                                 .sqpoll = shared->sqpoll};
   int rc = kvio_ring_create(&lane->ring, &opts);
-  if (rc || disabled)
+  memset(&lane->view, 0, sizeof(lane->view));
+  if (rc || own_thread)
     return rc;
   rc = kvio_lane_enable(lane);
   if (rc) {
@@ -256,8 +258,8 @@ static void in_flight_add(struct kvio_lane *lane, const struct kvio_seg *seg, in
 
 static void issue_one(struct kvio_lane *lane, struct kvio_seg *seg, uint64_t now)
 {
-  if (KVIO_UNLIKELY(lane->dead || !kvio_batch_running(seg->batch))) {
-    finish_seg(lane, seg, lane->dead ? lane->dead : -ECANCELED, now);
+  if (KVIO_UNLIKELY(!kvio_batch_running(seg->batch))) {
+    finish_seg(lane, seg, -ECANCELED, now);
     return;
   }
   uint32_t index = lane->free_slot;
@@ -290,7 +292,7 @@ static void issue(struct kvio_lane *lane)
     }
     lane->next_member = lane->next_member + 1 == n ? 0 : lane->next_member + 1;
   }
-  if (lane->event_fd >= 0 && !lane->wake_armed && !lane->dead)
+  if (lane->event_fd >= 0 && !lane->wake_armed)
     lane->wake_armed =
         kvio_ring_prep_wake(lane->ring, lane->event_fd, &lane->wake_value, TOKEN_WAKE);
 }
@@ -378,30 +380,66 @@ static void drain_unsubmitted(struct kvio_lane *lane, int code)
   }
 }
 
+static void drop_queued(struct kvio_lane *lane, int code)
+{
+  uint64_t now = kvio_now_ns();
+  for (uint32_t m = 0; m < lane->shared->n_members; m++)
+    for (int d = 0; d < 2; d++)
+      while (lane->members[m].head[d])
+        finish_seg(lane, pop(lane, &lane->members[m], d), code, now);
+}
+
+int kvio_lane_retire(struct kvio_lane *lane)
+{
+  drop_queued(lane, -ECANCELED);
+  if (!lane->ring)
+    return 0;
+  struct kvio_remains *remains = malloc(sizeof(*remains));
+  if (!remains)
+    return -ENOMEM;
+  int fd = kvio_ring_close(lane->ring);
+  if (fd < 0) {
+    free(remains);
+    return fd;
+  }
+  lane->ring = NULL;
+  lane->wake_armed = false;
+  *remains = (struct kvio_remains){.end_fd = fd};
+  for (uint32_t i = 0; i < lane->n_slots; i++) {
+    struct slot *slot = &lane->slots[i];
+    if (!slot->seg)
+      continue;
+    struct kvio_seg *seg = free_slot(lane, (uint64_t)slot->generation << 32 | i);
+    seg->next = remains->segs;
+    remains->segs = seg;
+    remains->n++;
+  }
+  kvio_quarantine_add(lane->shared, remains);
+  return 0;
+}
+
 void kvio_lane_abandon(struct kvio_lane *lane, int code)
 {
   lane->dead = code;
   for (uint32_t i = 0; i < lane->n_slots; i++)
     if (lane->slots[i].seg)
       kvio_batch_expire(lane->slots[i].seg->batch, code);
-  for (uint32_t m = 0; m < lane->shared->n_members; m++)
-    for (int d = 0; d < 2; d++)
-      while (lane->members[m].head[d])
-        finish_seg(lane, pop(lane, &lane->members[m], d), code, kvio_now_ns());
+  drop_queued(lane, code);
+  kvio_lane_retire(lane);
 }
 
 static int submit_and_reap(struct kvio_lane *lane, uint32_t wait_nr, uint64_t timeout_ns)
 {
   wait_nr = kvio_min_u64(wait_nr, lane->in_flight + lane->wake_armed);
-  if (lane->dead)
-    return lane->dead;
   if (lane->in_flight == 0 && !lane->wake_armed)
     return 0;
   int rc = kvio_ring_submit_wait(lane->ring, wait_nr, timeout_ns);
   if (KVIO_UNLIKELY(rc != 0 && rc != -ETIME && rc != -EINTR)) {
     drain_unsubmitted(lane, rc);
-    if (++lane->failed_enters >= DEAD_AFTER && lane->in_flight > 0)
+    if (++lane->failed_enters >= DEAD_AFTER) {
       kvio_lane_abandon(lane, rc);
+      return rc;
+    }
   } else {
     lane->failed_enters = 0;
   }
@@ -411,6 +449,10 @@ static int submit_and_reap(struct kvio_lane *lane, uint32_t wait_nr, uint64_t ti
 
 int kvio_lane_step(struct kvio_lane *lane, uint32_t wait_nr, uint64_t timeout_ns)
 {
+  if (KVIO_UNLIKELY(lane->dead)) {
+    drop_queued(lane, lane->dead);
+    return lane->dead;
+  }
   if (lane->backoff) {
     struct timespec nap = {0, BACKOFF_NS};
     nanosleep(&nap, NULL);
@@ -436,8 +478,10 @@ int kvio_lane_run(struct kvio_lane *lane, struct kvio_batch *batch, uint32_t n_s
   int grace = 0;
   lane->running = batch;
   lane->running_left = n_segs;
-  while (lane->running_left > 0 && !(lane->dead && kvio_lane_queued(lane) == 0)) {
+  while (lane->running_left > 0) {
     int rc = kvio_lane_step(lane, group_size(lane), tick);
+    if (KVIO_UNLIKELY(lane->dead))
+      break;
     if (KVIO_LIKELY(!interrupt || (rc != -ETIME && rc != -EINTR)))
       continue;
     if (grace == 0 && interrupt(interrupt_arg) == 0)
@@ -449,13 +493,4 @@ int kvio_lane_run(struct kvio_lane *lane, struct kvio_batch *batch, uint32_t n_s
   }
   lane->running = NULL;
   return grace > 0 ? -EINTR : 0;
-}
-
-void kvio_lane_reap_foreign(struct kvio_lane *lane)
-{
-  struct kvio_completion done[REAP];
-  uint32_t n = kvio_ring_reap_foreign(lane->ring, done, REAP);
-  uint64_t now = kvio_now_ns();
-  for (uint32_t i = 0; i < n; i++)
-    take_completion(lane, &done[i], now);
 }

@@ -16,26 +16,32 @@
  *       quarter of its slots for writes; after STREAK reads one waiting write goes, so neither
  *       starves.
  *   A5  After a submit that failed for good every segment the kernel did not take fails; if the ring
- *       cannot be entered at all any more the lane is dead: what is in flight expires and stays in
- *       quarantine.
+ *       cannot be entered at all any more the lane is dead: what is in flight expires, and its
+ *       ring is given up (quarantine.h).
  */
 #ifndef KVIO_LANE_H
 #define KVIO_LANE_H
 
-#include "batch.h"
+#include "quarantine.h"
 
 struct kvio_lane;
 
 /* A lane without a ring: slots and statistics. 0 or -ENOMEM. */
 int kvio_lane_create(struct kvio_lane **out, struct kvio_shared *shared);
-/* Gives it a ring. disabled: kvio_lane_enable() follows, in the thread that will use it. */
-int kvio_lane_open_ring(struct kvio_lane *lane, bool disabled);
+/* Gives it a ring. own_thread: kvio_lane_enable() follows, in the thread that will use it and that
+ * ends with the lane. */
+int kvio_lane_open_ring(struct kvio_lane *lane, bool own_thread);
 int kvio_lane_enable(struct kvio_lane *lane);
 /* Nothing may be in flight. */
 void kvio_lane_destroy(struct kvio_lane *lane);
 
-/* Gives up (A5): batches in flight expire with code, what is queued fails, nothing is sent any
- * more. What is in flight stays in its slots. */
+/* Gives up the ring with the commands in flight, whose batches have expired, from any thread when
+ * the owner is not inside; what is queued is cancelled. The lane can get another ring. -errno where
+ * the ring must be kept: then its owner has to reap it. */
+int kvio_lane_retire(struct kvio_lane *lane);
+
+/* Gives up the lane (A5): batches in flight expire with code, what is queued fails, and so does
+ * whatever comes later. */
 void kvio_lane_abandon(struct kvio_lane *lane, int code);
 bool kvio_lane_dead(const struct kvio_lane *lane);
 
@@ -57,8 +63,5 @@ int kvio_lane_step(struct kvio_lane *lane, uint32_t wait_nr, uint64_t timeout_ns
 /* Runs until the batch has no ring segment left. -EINTR when interrupt says so. */
 int kvio_lane_run(struct kvio_lane *lane, struct kvio_batch *batch, uint32_t n_segs,
                   kvio_interrupt_fn interrupt, void *interrupt_arg);
-
-/* Completes what has come, from a thread that is not the owner, when the owner is gone. */
-void kvio_lane_reap_foreign(struct kvio_lane *lane);
 
 #endif

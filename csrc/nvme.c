@@ -125,10 +125,13 @@ const char *kvio_nvme_status_text(uint32_t status)
   return row ? row->text : "unknown NVMe status";
 }
 
+/* EINVAL is what a head of several paths says when none of them is live (Linux,
+ * drivers/nvme/host/ioctl.c). A command that was built here, within the limits, of a kind that the
+ * open has tried, gives the kernel no other reason. It must not read as the caller's mistake. */
 int64_t kvio_nvme_result(int32_t res, uint64_t length)
 {
   if (res < 0)
-    return res;
+    return res == -EINVAL ? -ENOLINK : res;
   if (res == 0)
     return (int64_t)length;
   /* A status whose type and code are 0 but which carries retry hints cannot be; never success. */
@@ -177,10 +180,16 @@ int kvio_nvme_parse_namespace(struct kvio_nvme_namespace *ns,
   return 0;
 }
 
+/* EWOULDBLOCK is what a head of several paths says when none of them is live. */
+static int ioctl_errno(void)
+{
+  return errno == EWOULDBLOCK ? -ENOLINK : -errno;
+}
+
 int64_t kvio_nvme_get_nsid(int fd)
 {
   int nsid = ioctl(fd, NVME_IOCTL_ID);
-  return nsid < 0 ? -errno : (int64_t)(uint32_t)nsid;
+  return nsid < 0 ? ioctl_errno() : (int64_t)(uint32_t)nsid;
 }
 
 /* An ioctl answers -1 with errno, or the status of the command. */
@@ -188,7 +197,7 @@ static int passthrough(int fd, unsigned long request, struct nvme_passthru_cmd *
 {
   int rc = ioctl(fd, request, cmd);
   if (rc < 0)
-    return -errno;
+    return ioctl_errno();
   return rc == 0 ? 0 : (int)kvio_nvme_result(rc, 0);
 }
 

@@ -57,7 +57,7 @@ void kvio_nvme_build_rwv(struct kvio_nvme_cmd *cmd, bool write, uint32_t nsid, u
 
 /* What a completion's res means: length on success (the kernel says 0), else -errno. A positive
  * res is an NVMe status; a negative one comes from the kernel (-EINTR: the controller was reset
- * under the command). */
+ * under the command), and -EINVAL becomes -ENOLINK: no path to the namespace is live. */
 int64_t kvio_nvme_result(int32_t res, uint64_t length);
 
 /* A status (type and code, bits 10:0 of a status field without its phase bit) as -errno: what the
@@ -75,7 +75,8 @@ uint32_t kvio_nvme_max_bytes(uint64_t max_hw_sectors_kb, uint64_t max_segments, 
 int kvio_nvme_parse_namespace(struct kvio_nvme_namespace *ns,
                               const uint8_t id[KVIO_NVME_IDENTIFY_BYTES]);
 
-/* ioctls on a namespace's character device. Return 0 (get_nsid: the id) or -errno. */
+/* ioctls on a namespace's character device. Return 0 (get_nsid: the id) or -errno; -ENOLINK when no
+ * path to the namespace is live. */
 int64_t kvio_nvme_get_nsid(int fd);
 int kvio_nvme_identify(int fd, uint32_t nsid, struct kvio_nvme_namespace *ns);
 int kvio_nvme_flush(int fd, uint32_t nsid);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ring.h"
 
+#include <fcntl.h>
 #include <liburing.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* A submit that the kernel answers with EAGAIN or EBUSY is tried again this often, reaping between
  * the tries; then the ring counts as poisoned. */
@@ -15,8 +17,10 @@ struct kvio_ring {
   struct io_uring_probe *probe;
   int fds[KVIO_MAX_MEMBERS];
   uint32_t n_fds;
+  int end_fd; /* read end of the pipe of R4, -1 = none */
   bool big;
   bool iopoll;
+  bool own_thread;
 };
 
 static int try_setup(struct kvio_ring *ring, const struct kvio_ring_opts *opts, uint32_t flags)
@@ -64,6 +68,8 @@ int kvio_ring_create(struct kvio_ring **out, const struct kvio_ring_opts *opts)
   }
   ring->big = opts->big;
   ring->iopoll = opts->iopoll;
+  ring->own_thread = opts->own_thread;
+  ring->end_fd = -1;
   /* A child that touches the parent's ring corrupts it: it does not get the mapping. */
   io_uring_ring_dontfork(&ring->uring);
   *out = ring;
@@ -78,7 +84,8 @@ int kvio_ring_enable(struct kvio_ring *ring)
       return rc;
     ring->caps.flags &= ~IORING_SETUP_R_DISABLED;
   }
-  ring->caps.ring_fd = io_uring_register_ring_fd(&ring->uring) == 1;
+  if (ring->own_thread)
+    ring->caps.ring_fd = io_uring_register_ring_fd(&ring->uring) == 1;
   ring->caps.buffers = io_uring_register_buffers_sparse(&ring->uring, BUFFER_TABLE) == 0;
   return 0;
 }
@@ -87,8 +94,20 @@ void kvio_ring_destroy(struct kvio_ring *ring)
 {
   if (!ring)
     return;
+  if (ring->end_fd >= 0)
+    close(ring->end_fd);
   io_uring_queue_exit(&ring->uring);
   free(ring);
+}
+
+int kvio_ring_close(struct kvio_ring *ring)
+{
+  int fd = ring->end_fd;
+  if (fd < 0)
+    return -EOPNOTSUPP;
+  ring->end_fd = -1;
+  kvio_ring_destroy(ring);
+  return fd;
 }
 
 const struct kvio_ring_caps *kvio_ring_caps(const struct kvio_ring *ring)
@@ -99,9 +118,20 @@ const struct kvio_ring_caps *kvio_ring_caps(const struct kvio_ring *ring)
 int kvio_ring_set_files(struct kvio_ring *ring, const int *fds, uint32_t n)
 {
   KVIO_ASSERT(n <= KVIO_MAX_MEMBERS);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    return -errno;
+  int table[KVIO_MAX_MEMBERS + 1];
+  memcpy(table, fds, n * sizeof(*fds));
+  table[n] = ends[1];
   memcpy(ring->fds, fds, n * sizeof(*fds));
   ring->n_fds = n;
-  ring->caps.files = io_uring_register_files(&ring->uring, fds, n) == 0;
+  ring->caps.files = io_uring_register_files(&ring->uring, table, n + 1) == 0;
+  close(ends[1]);
+  if (ring->caps.files)
+    ring->end_fd = ends[0];
+  else
+    close(ends[0]);
   return 0;
 }
 
@@ -236,11 +266,6 @@ uint32_t kvio_ring_reap(struct kvio_ring *ring, struct kvio_completion *out, uin
   if ((flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) ||
       (ring->iopoll && io_uring_cq_ready(&ring->uring) == 0))
     io_uring_get_events(&ring->uring);
-  return take_ready(ring, out, max);
-}
-
-uint32_t kvio_ring_reap_foreign(struct kvio_ring *ring, struct kvio_completion *out, uint32_t max)
-{
   return take_ready(ring, out, max);
 }
 

@@ -5,12 +5,17 @@
  *
  * States   DISABLED -(kvio_ring_enable)-> READY -(submit fails for good)-> POISONED
  *          POISONED -(kvio_ring_take_unsubmitted, completions reaped)-> READY
+ *          any -(kvio_ring_close)-> gone for us; the kernel frees it after its last request
  *
  * Invariants
  *   R1  Only the thread that enabled the ring prepares, submits and registers (SINGLE_ISSUER).
  *   R2  At most cq_entries requests are in flight, so the completion queue cannot overflow.
  *   R3  After a failed submit no SQE that the kernel did not take stays in the queue: its token is
  *       handed back by kvio_ring_take_unsubmitted(), never sent later.
+ *   R4  Completions of a DEFER_TASKRUN ring appear only while its issuer is inside the kernel, so
+ *       nobody else can wait for them. A ring that is given up with requests in flight is closed;
+ *       the kernel drops its registered files when the last request is over, and the last of
+ *       these files is the write end of a pipe that nobody else holds: its read end tells.
  */
 #ifndef KVIO_RING_H
 #define KVIO_RING_H
@@ -27,6 +32,9 @@ struct kvio_ring_opts {
   bool big;      /* 128-byte SQEs and 32-byte CQEs, for NVMe passthrough */
   bool iopoll;
   bool sqpoll;
+  /* The thread of this ring ends with it. Otherwise the ring's descriptor is not registered: such
+   * a registration holds the ring until that thread ends, whoever closes it. */
+  bool own_thread;
 };
 
 struct kvio_ring_caps {
@@ -45,7 +53,12 @@ struct kvio_completion {
 int kvio_ring_create(struct kvio_ring **out, const struct kvio_ring_opts *opts);
 /* Called once, by the thread that will use the ring (R1), before anything else. */
 int kvio_ring_enable(struct kvio_ring *ring);
+/* Nothing may be in flight. */
 void kvio_ring_destroy(struct kvio_ring *ring);
+/* Closes the ring with requests in flight, from any thread. Returns a descriptor that reads end of
+ * file once the kernel is done with all of them (R4); then the ring object is gone. -EOPNOTSUPP,
+ * and nothing changes, where the kernel has no registered files. */
+int kvio_ring_close(struct kvio_ring *ring);
 const struct kvio_ring_caps *kvio_ring_caps(const struct kvio_ring *ring);
 
 /* Registers fds as files 0..n-1; without kernel support requests carry the plain descriptor. */
@@ -71,9 +84,6 @@ int kvio_ring_submit_wait(struct kvio_ring *ring, uint32_t wait_nr, uint64_t tim
 
 /* Completions that are there, at most max. Never blocks. */
 uint32_t kvio_ring_reap(struct kvio_ring *ring, struct kvio_completion *out, uint32_t max);
-
-/* The same without entering the kernel: legal from any thread once the issuer is gone (R1). */
-uint32_t kvio_ring_reap_foreign(struct kvio_ring *ring, struct kvio_completion *out, uint32_t max);
 
 /* Takes back SQEs that the kernel has not consumed; their tokens go to out. */
 uint32_t kvio_ring_take_unsubmitted(struct kvio_ring *ring, uint64_t *out, uint32_t max);

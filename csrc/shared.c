@@ -28,6 +28,7 @@ int kvio_shared_init(struct kvio_shared *shared, uint32_t n_members)
     shared->members[i].dev.fd = -1;
   kvio_registry_init(&shared->registry);
   pthread_mutex_init(&shared->stats_lock, NULL);
+  pthread_mutex_init(&shared->quarantine_lock, NULL);
   return 0;
 }
 
@@ -48,6 +49,7 @@ void kvio_shared_destroy(struct kvio_shared *shared)
   kvio_layout_free(&shared->layout);
   kvio_registry_destroy(&shared->registry);
   pthread_mutex_destroy(&shared->stats_lock);
+  pthread_mutex_destroy(&shared->quarantine_lock);
 }
 
 struct kvio_stat_block *kvio_stats_acquire(struct kvio_shared *shared)
@@ -114,6 +116,29 @@ void kvio_stats_release(struct kvio_shared *shared, struct kvio_stat_block *bloc
   }
   pthread_mutex_unlock(&shared->stats_lock);
   free(block);
+}
+
+struct kvio_stat_block *kvio_stats_orphans(struct kvio_shared *shared)
+{
+  pthread_mutex_lock(&shared->stats_lock);
+  return shared->retired;
+}
+
+void kvio_stats_orphans_done(struct kvio_shared *shared)
+{
+  pthread_mutex_unlock(&shared->stats_lock);
+}
+
+void kvio_stats_reset(struct kvio_shared *shared)
+{
+  size_t bytes = shared->n_members * sizeof(struct kvio_member_counters);
+  pthread_mutex_lock(&shared->stats_lock);
+  for (struct kvio_stat_block *block = shared->stats; block; block = block->next) {
+    struct kvio_stat_block *next = block->next;
+    memset(block, 0, sizeof(*block) + bytes);
+    block->next = next;
+  }
+  pthread_mutex_unlock(&shared->stats_lock);
 }
 
 int kvio_event_acquire(struct kvio_shared *shared)

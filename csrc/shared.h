@@ -24,6 +24,7 @@ struct kvio_member {
   enum kvio_engine engine; /* never AUTO after open */
   char reason[160];
   uint32_t chunk_bytes;     /* largest single command, a power of two */
+  uint32_t small_chunk;     /* the same for memory that is not known to lie in huge pages */
   _Atomic uint32_t strikes; /* deadlines passed since the last success */
   _Atomic int flush_errno;  /* a flush that failed: what it covered is unknown for ever */
   _Atomic uint64_t flushes, discards;
@@ -56,7 +57,7 @@ struct kvio_shared {
   uint32_t queue_depth, max_inflight, submit_batch;
   uint32_t n_workers, io_threads;
   uint64_t max_inflight_bytes;
-  uint64_t smallest_cut; /* min(stripe unit, chunk of any member) */
+  uint64_t smallest_cut; /* min(stripe unit, smallest chunk of any member) */
   uint64_t deadline_ns;
   uint32_t fork_generation;
 
@@ -69,10 +70,18 @@ struct kvio_shared {
   _Atomic int events[KVIO_EVENT_POOL];  /* idle eventfds; 0 = empty place */
   _Atomic(void *) blocks[KVIO_BLOCK_POOL];
 
-  pthread_mutex_t
-      stats_lock; /* list of blocks: taken when a lane is born or dies, and by stats() */
+  pthread_mutex_t quarantine_lock; /* remains: when a ring is given up, and to look for its end */
+  struct kvio_remains *remains;    /* see quarantine.h */
+  _Atomic uint32_t n_remains;
+
+  /* stats, retired: taken when a lane is born or dies, by stats(), and for orphans. */
+  pthread_mutex_t stats_lock;
   struct kvio_stat_block *stats;
-  struct kvio_stat_block *retired; /* folded statistics of lanes that are gone; one block */
+  struct kvio_stat_block *retired; /* statistics of lanes that are gone; one block */
+  /* Operations that no lane saw to their end: expired ones, and those beyond the volume's end. */
+  struct kvio_loose_counters {
+    _Atomic uint64_t ops, bytes, errors;
+  } loose[2];
 };
 
 /* True in a child of the process that opened the volume: rings, threads and locks are not its. */
@@ -88,6 +97,11 @@ void kvio_shared_destroy(struct kvio_shared *shared);
 struct kvio_stat_block *kvio_stats_acquire(struct kvio_shared *shared);
 /* Folds the block into `retired` and frees it. */
 void kvio_stats_release(struct kvio_shared *shared, struct kvio_stat_block *block);
+/* The block for segments that no lane or thread owns any more, locked until _done. */
+struct kvio_stat_block *kvio_stats_orphans(struct kvio_shared *shared);
+void kvio_stats_orphans_done(struct kvio_shared *shared);
+/* Forgets what was counted so far: the probing reads of open(), before anybody else looks. */
+void kvio_stats_reset(struct kvio_shared *shared);
 
 /* An eventfd (non-blocking, close-on-exec) from the pool, or -errno. */
 int kvio_event_acquire(struct kvio_shared *shared);

@@ -119,10 +119,10 @@ static int submit(struct kvio_volume *vol, enum kvio_opcode opcode, const struct
   return 0;
 }
 
-static void clear_error(struct kvio_error *err)
+static void clear_error(struct kvio_error *err, enum kvio_opcode op)
 {
   if (err)
-    *err = (struct kvio_error){.member = -1};
+    *err = (struct kvio_error){.member = -1, .op = op};
 }
 
 int kvio_volume_submit(struct kvio_volume *vol, enum kvio_opcode opcode, const struct kvio_op *ops,
@@ -130,7 +130,7 @@ int kvio_volume_submit(struct kvio_volume *vol, enum kvio_opcode opcode, const s
                        struct kvio_error *err)
 {
   struct kvio_caller *caller;
-  clear_error(err);
+  clear_error(err, opcode);
   int rc = enter(vol, &caller, err);
   if (rc)
     return rc;
@@ -145,11 +145,14 @@ int kvio_volume_submit(struct kvio_volume *vol, enum kvio_opcode opcode, const s
 static int run_ring(struct kvio_volume *vol, struct kvio_lane *lane, struct kvio_batch *batch,
                     kvio_interrupt_fn interrupt, void *interrupt_arg)
 {
-  int rc = kvio_lane_ring(lane) ? 0 : kvio_lane_open_ring(lane, false);
+  int rc = kvio_lane_ring(lane) || kvio_lane_dead(lane) ? 0 : kvio_lane_open_ring(lane, false);
   if (rc == 0) {
     for (uint32_t w = 0; w < vol->shared.n_workers; w++)
       kvio_lane_enqueue(lane, batch->shards[w].segs);
-    return kvio_lane_run(lane, batch, batch->n_ring_segs, interrupt, interrupt_arg);
+    rc = kvio_lane_run(lane, batch, batch->n_ring_segs, interrupt, interrupt_arg);
+    if (rc == -EINTR && kvio_lane_in_flight(lane) > 0)
+      kvio_lane_retire(lane);
+    return rc;
   }
   for (uint32_t w = 0; w < vol->shared.n_workers; w++) {
     struct kvio_seg *next;
@@ -187,19 +190,16 @@ static int run_here(struct kvio_volume *vol, struct kvio_lane *lane, struct kvio
     kvio_seg_execute(&batch->segs[0], stat);
     return 0;
   }
-  /* A caller that helps would sit in a preadv: an interruptible one lets the pool do it all, unless
-   * no thread can be started. */
-  bool help = !interrupt;
   int rc = 0;
-  if (batch->job.n > 0 && kvio_iothreads_submit(vol->pool, batch, help) != 0) {
-    help = true;
-    kvio_iothreads_submit(vol->pool, batch, help);
+  if (batch->n_job > 0 && kvio_iothreads_submit(vol->pool, batch) != 0) {
+    for (struct kvio_seg *seg = batch->job, *next; seg; seg = next) {
+      next = seg->next; /* no thread to be had: one by one, and not interruptible */
+      kvio_seg_execute(seg, stat);
+    }
   }
   if (batch->n_ring_segs > 0)
     rc = run_ring(vol, lane, batch, interrupt, interrupt_arg);
-  if (batch->job.n > 0) {
-    if (help)
-      kvio_iothreads_help(vol->pool, batch, stat);
+  if (batch->n_job > 0) {
     if (rc == 0)
       rc = kvio_batch_wait(batch, UINT64_MAX, interrupt, interrupt_arg);
     if (rc == -EINTR)
@@ -213,21 +213,22 @@ int kvio_volume_run(struct kvio_volume *vol, enum kvio_opcode opcode, const stru
                     void *interrupt_arg, struct kvio_batch **out, struct kvio_error *err)
 {
   struct kvio_caller *caller;
-  clear_error(err);
+  clear_error(err, opcode);
   int rc = enter(vol, &caller, err);
   if (rc)
     return rc;
   if (deadline_ns == KVIO_NO_DEADLINE)
     deadline_ns = vol->shared.deadline_ns;
   *out = NULL;
-  if (deadline_ns == KVIO_NO_DEADLINE) {
+  if (deadline_ns == KVIO_NO_DEADLINE && caller->depth == 1) {
     rc = kvio_batch_create(out, &vol->shared, opcode, ops, n_ops, 0, owner, err);
     if (rc == 0)
       rc = run_here(vol, caller->lane, *out, interrupt, interrupt_arg);
     kvio_caller_leave(caller);
     return rc;
   }
-  /* With a deadline a worker does it: it goes on reaping when this thread has given up. */
+  /* With a deadline a worker does it: it goes on reaping when this thread has given up. And so for
+   * a signal handler in the middle of a call: the lane is that call's. */
   rc = submit(vol, opcode, ops, n_ops, deadline_ns, owner, out, err);
   kvio_caller_leave(caller);
   if (rc)
@@ -240,20 +241,25 @@ int kvio_volume_run(struct kvio_volume *vol, enum kvio_opcode opcode, const stru
 
 uint32_t kvio_volume_reclaim(struct kvio_volume *vol, void **owners, uint32_t max)
 {
-  return forked(vol) ? 0 : kvio_shared_reclaim(&vol->shared, owners, max);
+  if (forked(vol))
+    return 0;
+  kvio_quarantine_sweep(&vol->shared);
+  return kvio_shared_reclaim(&vol->shared, owners, max);
 }
 
 bool kvio_volume_has_reclaim(const struct kvio_volume *vol)
 {
-  return atomic_load_explicit(&vol->shared.reclaim, memory_order_relaxed) != NULL;
+  return atomic_load_explicit(&vol->shared.reclaim, memory_order_relaxed) != NULL ||
+         kvio_quarantine_any(&vol->shared);
 }
 
-int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes, struct kvio_error *err)
+int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes, bool huge,
+                         struct kvio_error *err)
 {
-  clear_error(err);
+  clear_error(err, KVIO_REGISTER);
   if (forked(vol))
     return refuse_forked(err);
-  int rc = kvio_registry_add(&vol->shared.registry, addr, nbytes);
+  int rc = kvio_registry_add(&vol->shared.registry, addr, nbytes, huge);
   if (rc == -EEXIST)
     return kvio_error_set(err, rc, "this memory overlaps a region that is registered already");
   if (rc == -ENOSPC)
@@ -270,7 +276,8 @@ int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes, str
     return rc;
   struct kvio_lane *lane = caller->lane;
   atomic_store(&vol->shared.registry.last_errno, 0);
-  if (vol->shared.uring_granted && (kvio_lane_ring(lane) || kvio_lane_open_ring(lane, false) == 0))
+  if (caller->depth == 1 && vol->shared.uring_granted && !kvio_lane_dead(lane) &&
+      (kvio_lane_ring(lane) || kvio_lane_open_ring(lane, false) == 0))
     kvio_lane_step(lane, 0, 0);
   kvio_caller_leave(caller);
   return -atomic_load(&vol->shared.registry.last_errno);
@@ -308,13 +315,17 @@ static void free_threads(struct kvio_volume *vol)
 
 int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, struct kvio_error *err)
 {
-  clear_error(err);
+  clear_error(err, KVIO_CLOSE);
   int open = KVIO_VOLUME_OPEN;
   if (forked(vol)) { /* the child's copies of the descriptors are its own to close */
     if (atomic_compare_exchange_strong(&vol->state, &open, KVIO_VOLUME_LEAKED))
       free_members(vol, 0);
     return 0;
   }
+  if (vol->callers && kvio_callers_inside(vol->callers))
+    return kvio_error_set(err, -EDEADLK,
+                          "close: this thread is in the middle of a call of this volume (a signal "
+                          "handler?); close it after that call");
   if (!atomic_compare_exchange_strong(&vol->state, &open, KVIO_VOLUME_CLOSING))
     return 0;
   uint64_t until;
@@ -326,6 +337,7 @@ int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, struct kvio_
     left = kvio_callers_drain(vol->callers, until);
   }
   left += stop_threads(vol, until);
+  left += kvio_quarantine_sweep(&vol->shared); /* what the workers gave up */
   if (left == 0) {
     free_threads(vol);
     if (vol->callers)

@@ -35,7 +35,7 @@ struct kvio_volume {
   _Atomic int state;
   int uring_errno;
   uint32_t ring_flags;
-  bool registered_files, registered_ring_fd, registered_buffers;
+  bool registered_files, registered_buffers;
   struct kvio_worker *workers[KVIO_MAX_MEMBERS];
 };
 

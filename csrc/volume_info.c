@@ -25,7 +25,6 @@ void kvio_volume_info(const struct kvio_volume *vol, struct kvio_volume_info *in
       .uring_errno = -vol->uring_errno,
       .ring_flags = vol->ring_flags,
       .registered_files = vol->registered_files,
-      .registered_ring_fd = vol->registered_ring_fd,
       .registered_buffers = vol->registered_buffers,
       .register_errno = atomic_load(&shared->registry.last_errno),
       .regions = shared->registry.n_regions,
@@ -50,6 +49,8 @@ int kvio_volume_member(const struct kvio_volume *vol, uint32_t index, struct kvi
       .offset_align = dev->offset_align,
       .write_align = dev->write_align,
       .max_io_bytes = member->chunk_bytes,
+      .max_io_bytes_small_pages = member->small_chunk,
+      .overridden = member->dev.destroys ? member->dev.destroys : "",
       .direct = dev->direct,
       .nowait_read = dev->nowait_read,
       .volatile_cache = dev->volatile_cache,
@@ -85,11 +86,17 @@ int kvio_volume_stats(struct kvio_volume *vol, struct kvio_volume_stats *out)
   memset(out, 0, sizeof(*out));
   if (kvio_shared_forked(shared))
     return -EPERM;
+  kvio_quarantine_sweep(shared);
   pthread_mutex_lock(&shared->stats_lock);
   shared->retired->next = shared->stats;
   for (const struct kvio_stat_block *block = shared->retired; block; block = block->next)
     fold_block(block, out);
   pthread_mutex_unlock(&shared->stats_lock);
+  for (int d = 0; d < 2; d++) {
+    out->io[d].ops += atomic_load(&shared->loose[d].ops);
+    out->io[d].bytes += atomic_load(&shared->loose[d].bytes);
+    out->io[d].errors += atomic_load(&shared->loose[d].errors);
+  }
   out->deadline_exceeded = atomic_load(&shared->deadline_exceeded);
   out->quarantined_buffers = never_negative(&shared->quarantined_buffers);
   out->quarantined_bytes = never_negative(&shared->quarantined_bytes);

@@ -10,7 +10,13 @@
 
 #include "volume.h"
 
-enum { MAX_DEPTH = 4096, DEFAULT_DEPTH = 64, DEFAULT_IO_THREADS = 16, MAX_IO_THREADS = 1024 };
+enum {
+  MAX_DEPTH = 4096,
+  DEFAULT_DEPTH = 64,
+  DEFAULT_IO_THREADS = 16,
+  MAX_IO_THREADS = 1024,
+  THREADS_CHUNK = 4 << 20,
+};
 
 void kvio_volume_opts_init(struct kvio_volume_opts *opts)
 {
@@ -79,8 +85,6 @@ static int open_member(struct kvio_volume *vol, const struct kvio_volume_opts *o
     member->dev.fd = -1;
     return rc;
   }
-  /* The engine does not split a command: max_io_bytes is what the device takes without help. */
-  member->chunk_bytes = member->dev.max_io_bytes;
   for (uint32_t k = 0; k < i; k++)
     if (kvio_device_same(&shared->members[k].dev, &member->dev))
       return kvio_error_set(err, -EEXIST,
@@ -102,7 +106,7 @@ static int set_geometry(struct kvio_volume *vol, const struct kvio_volume_opts *
     shared->read_align = (uint32_t)kvio_max_u64(shared->read_align, dev->offset_align);
     shared->write_align = (uint32_t)kvio_max_u64(shared->write_align, dev->write_align);
     shared->mem_align = (uint32_t)kvio_max_u64(shared->mem_align, dev->mem_align);
-    shared->smallest_cut = kvio_min_u64(shared->smallest_cut, member->chunk_bytes);
+    shared->smallest_cut = kvio_min_u64(shared->smallest_cut, dev->max_io_small_pages);
     sizes[i] = dev->size_bytes;
   }
   shared->write_align = (uint32_t)kvio_max_u64(shared->write_align, shared->read_align);
@@ -145,6 +149,11 @@ int kvio_volume_open_members(struct kvio_volume *vol, const struct kvio_volume_o
 static int set_engine(struct kvio_member *member, enum kvio_engine engine, const char *reason)
 {
   member->engine = engine;
+  /* A ring's command is what the device takes without help. A preadv is split by the kernel, and
+   * small commands would only cost a thread's turn each. */
+  bool threads = engine == KVIO_ENGINE_THREADS;
+  member->chunk_bytes = threads ? THREADS_CHUNK : member->dev.max_io_bytes;
+  member->small_chunk = threads ? THREADS_CHUNK : member->dev.max_io_small_pages;
   snprintf(member->reason, sizeof(member->reason), "%s", reason);
   return 0;
 }
@@ -167,8 +176,7 @@ static int64_t probe_read(struct kvio_volume *vol, uint32_t i)
     rc = kvio_batch_create(&batch, &vol->shared, KVIO_READ, &op, 1, 0, NULL, NULL);
   if (rc == 0) {
     kvio_batch_start(batch);
-    kvio_lane_enqueue(caller->lane, batch->shards[0].segs);
-    for (uint32_t w = 1; w < vol->shared.n_workers; w++)
+    for (uint32_t w = 0; w < vol->shared.n_workers; w++)
       kvio_lane_enqueue(caller->lane, batch->shards[w].segs);
     kvio_lane_run(caller->lane, batch, batch->n_ring_segs, NULL, NULL);
     kvio_batch_results(batch, &result);
@@ -181,6 +189,9 @@ static int64_t probe_read(struct kvio_volume *vol, uint32_t i)
 static int refuse_engine(struct kvio_error *err, const struct kvio_member *member, int code,
                          const char *what)
 {
+  /* A kernel without io_uring and one that forbids it are the same to the caller. */
+  if (code == -EPERM || code == -EACCES || code == -ENOSYS)
+    code = -EOPNOTSUPP;
   return kvio_error_set(err, code, "%s: %s (%s)", member->dev.path, what, strerror(-code));
 }
 
@@ -210,7 +221,7 @@ static int pick_engine(struct kvio_volume *vol, uint32_t i, enum kvio_engine wan
     return set_engine(member, KVIO_ENGINE_THREADS,
                       "the kernel hands its reads to io-wq (RWF_NOWAIT refused): plain preadv "
                       "threads are faster");
-  member->engine = nvme_char ? KVIO_ENGINE_URING_CMD : KVIO_ENGINE_URING;
+  set_engine(member, nvme_char ? KVIO_ENGINE_URING_CMD : KVIO_ENGINE_URING, "");
   int64_t got = probe_read(vol, i);
   if (got > 0)
     return set_engine(member, member->engine,
@@ -244,7 +255,6 @@ int kvio_volume_pick_engines(struct kvio_volume *vol, const struct kvio_volume_o
     const struct kvio_ring_caps *caps = kvio_ring_caps(kvio_lane_ring(caller->lane));
     vol->ring_flags = caps->flags;
     vol->registered_files = caps->files;
-    vol->registered_ring_fd = caps->ring_fd;
     vol->registered_buffers = caps->buffers;
   } else if (shared->iopoll || shared->sqpoll) {
     return kvio_error_set(err, vol->uring_errno, "a ring with iopoll=%d, sqpoll=%d is refused: %s",
@@ -257,5 +267,11 @@ int kvio_volume_pick_engines(struct kvio_volume *vol, const struct kvio_volume_o
       err->op = KVIO_OPEN;
     }
   }
+  shared->smallest_cut = opts->n_paths == 1 ? UINT64_MAX : opts->stripe_unit;
+  for (uint32_t i = 0; i < shared->n_members && rc == 0; i++)
+    shared->smallest_cut =
+        kvio_min_u64(shared->smallest_cut,
+                     kvio_min_u64(shared->members[i].chunk_bytes, shared->members[i].small_chunk));
+  kvio_stats_reset(shared);
   return rc;
 }

@@ -71,10 +71,10 @@ static void retire(struct kvio_worker *worker, struct kvio_shard *shard)
 /* No thread could be started for the job's segments: they fail here. */
 static void fail_job(struct kvio_worker *worker, struct kvio_batch *batch, int code)
 {
-  uint32_t n = batch->job.n;
-  struct kvio_seg **segs = batch->job.segs;
-  for (uint32_t i = 0; i < n; i++)
-    kvio_seg_complete(segs[i], code, kvio_now_ns(), kvio_lane_stat(worker->lane));
+  for (struct kvio_seg *seg = batch->job, *next; seg; seg = next) {
+    next = seg->next;
+    kvio_seg_complete(seg, code, kvio_now_ns(), kvio_lane_stat(worker->lane));
+  }
 }
 
 static void take_shard(struct kvio_worker *worker, struct kvio_shard *shard)
@@ -86,7 +86,7 @@ static void take_shard(struct kvio_worker *worker, struct kvio_shard *shard)
   if (shard->segs)
     kvio_lane_enqueue(worker->lane, shard->segs);
   if (shard->runs_job) {
-    int rc = kvio_iothreads_submit(worker->pool, batch, false);
+    int rc = kvio_iothreads_submit(worker->pool, batch);
     if (rc)
       fail_job(worker, batch, rc);
   }
@@ -139,7 +139,8 @@ static uint64_t keep_deadlines(struct kvio_worker *worker)
   return worker->next_sweep > now ? worker->next_sweep - now : 0;
 }
 
-/* Waits without a ring: until an eventfd signal or the timeout. */
+/* Waits without a ring (there is none, it is polled, or it died): until an eventfd signal or the
+ * timeout. */
 static void nap(struct kvio_worker *worker, uint64_t timeout_ns)
 {
   struct pollfd pfd = {.fd = worker->event_fd, .events = POLLIN};
@@ -160,7 +161,7 @@ static bool may_end(struct kvio_worker *worker)
 
 static void rest(struct kvio_worker *worker, uint64_t timeout_ns)
 {
-  bool ring = kvio_lane_ring(worker->lane) != NULL && !kvio_lane_dead(worker->lane);
+  bool ring = kvio_lane_ring(worker->lane) != NULL;
   bool busy = kvio_lane_in_flight(worker->lane) + kvio_lane_queued(worker->lane) > 0;
   /* A polled ring cannot wait for an eventfd: it spins while it has work, and naps otherwise. */
   bool polls = ring && worker->shared->iopoll;
@@ -189,7 +190,8 @@ static void *worker_main(void *arg)
   if (ring && !worker->shared->iopoll)
     kvio_lane_watch(worker->lane, worker->event_fd);
   while (!may_end(worker)) {
-    if (take_inbox(worker) && ring)
+    bool any = take_inbox(worker);
+    if (any && (kvio_lane_ring(worker->lane) || kvio_lane_dead(worker->lane)))
       kvio_lane_step(worker->lane, 0, 0);
     else
       rest(worker, keep_deadlines(worker));
@@ -211,7 +213,7 @@ int kvio_worker_start(struct kvio_worker **out, struct kvio_shared *shared,
     return -ENOMEM;
   worker->shared = shared;
   worker->pool = pool;
-  worker->event_fd = eventfd(0, EFD_CLOEXEC | (shared->uring_granted ? 0 : EFD_NONBLOCK));
+  worker->event_fd = eventfd(0, EFD_CLOEXEC); /* blocking: a ring's read of it has to wait */
   int rc = worker->event_fd < 0 ? -errno : 0;
   if (rc == 0)
     rc = kvio_lane_create(&worker->lane, shared);

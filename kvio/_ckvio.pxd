@@ -28,6 +28,8 @@ cdef extern from "kvio.h" nogil:
         KVIO_DISCARD
         KVIO_OPEN
         KVIO_CLOSE
+        KVIO_REGISTER
+        KVIO_UNREGISTER
     enum kvio_unaligned:
         KVIO_UNALIGNED_BOUNCE
         KVIO_UNALIGNED_REFUSE
@@ -100,11 +102,13 @@ cdef extern from "kvio.h" nogil:
         uint32_t offset_align
         uint32_t write_align
         uint32_t max_io_bytes
+        uint32_t max_io_bytes_small_pages
         bint direct
         bint nowait_read
         bint volatile_cache
         bint can_discard
         bint sparse
+        const char *overridden
     struct kvio_volume_info_s "kvio_volume_info":
         uint64_t size_bytes
         uint64_t stripe_unit
@@ -121,7 +125,6 @@ cdef extern from "kvio.h" nogil:
         int uring_errno
         uint32_t ring_flags
         bint registered_files
-        bint registered_ring_fd
         bint registered_buffers
         int register_errno
         uint32_t regions
@@ -145,11 +148,19 @@ cdef extern from "kvio.h" nogil:
     uint32_t kvio_batch_results(const kvio_batch *batch, int64_t *out)
     int kvio_batch_error(const kvio_batch *batch, uint32_t i, kvio_error *err)
     int kvio_batch_eventfd(kvio_batch *batch)
+    struct kvio_notifier:
+        pass
+    int kvio_notifier_create(kvio_notifier **out)
+    void kvio_notifier_put(kvio_notifier *notifier)
+    int kvio_notifier_fd(const kvio_notifier *notifier)
+    uint32_t kvio_notifier_take(kvio_notifier *notifier, uint64_t *tags, uint32_t max)
+    int kvio_batch_notify(kvio_batch *batch, kvio_notifier *notifier, uint64_t tag)
     void *kvio_batch_take_owner(kvio_batch *batch)
     void kvio_batch_put(kvio_batch *batch)
     uint32_t kvio_volume_reclaim(kvio_volume *vol, void **owners, uint32_t max)
     bint kvio_volume_has_reclaim(const kvio_volume *vol)
-    int kvio_volume_register(kvio_volume *vol, void *addr, size_t nbytes, kvio_error *err)
+    int kvio_volume_register(kvio_volume *vol, void *addr, size_t nbytes, bint huge,
+                             kvio_error *err)
     int kvio_volume_unregister(kvio_volume *vol, void *addr)
 
     struct kvio_hist_snapshot:

@@ -10,7 +10,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.number cimport PyNumber_Index
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.sequence cimport PySequence_Fast, PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
-from libc.errno cimport EBADF, EINTR, EINVAL, ENOMEM, EPERM, ETIME
+from libc.errno cimport EBADF, EINTR, EINVAL, ENOMEM, EPERM, ESHUTDOWN, ETIME
 from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -29,8 +29,11 @@ from kvio.errors import make_error
 
 cnp.import_array()
 
+cdef extern from "<errno.h>":
+    int EDEADLK
+
 cdef unsigned long _main_thread = threading.main_thread().ident
-cdef tuple _OPS = ("read", "write", "flush", "discard", "open", "close")
+cdef tuple _OPS = ("read", "write", "flush", "discard", "open", "close", "register", "unregister")
 cdef tuple _ENGINES = ("auto", "io_uring", "threads", "io_uring_cmd")
 
 
@@ -398,6 +401,13 @@ cdef class Volume:
             drain(self.vol)
         return 0
 
+    cdef int usable(self, kvio_opcode opcode) except -1:
+        self.ready()
+        if self._closed:
+            raise make_error(ESHUTDOWN, "the volume is closed", op=_OPS[<int>opcode],
+                             error_class="shutdown")
+        return 0
+
     cdef int64_t single(self, kvio_opcode opcode, object buf, object where,
                         object deadline) except -1:
         cdef Request req
@@ -406,7 +416,7 @@ cdef class Volume:
         cdef int64_t offset = as_index(where, "offset")
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
-        self.ready()
+        self.usable(opcode)
         reserve(&req, 1, 1, 1)
         try:
             pin(&req, buf, opcode == KVIO_READ, &req.iovs[0], -1)
@@ -455,7 +465,7 @@ cdef class Volume:
         cdef Offsets offs = Offsets(offsets)
         cdef uint64_t deadline_ns = parse_deadline(deadline)
         cdef cnp.npy_intp n = offs.n
-        self.ready()
+        self.usable(opcode)
         parse(&req, offs, buffers, opcode == KVIO_READ)
         try:
             batch = self.run(opcode, &req, deadline_ns)
@@ -482,7 +492,7 @@ cdef class Volume:
         cdef uint64_t deadline_ns = parse_deadline(deadline)
         cdef Batch out = self._batch_class.__new__(self._batch_class)
         cdef int rc
-        self.ready()
+        self.usable(opcode)
         parse(&req, offs, buffers, opcode == KVIO_READ)
         with nogil:
             rc = kvio_volume_submit(self.vol, opcode, req.ops, <uint32_t>req.n, deadline_ns,
@@ -510,7 +520,7 @@ cdef class Volume:
         cdef Request req
         cdef kvio_batch *batch = NULL
         cdef int64_t result = 0
-        self.ready()
+        self.usable(opcode)
         reserve(&req, 1, 1, 0)
         try:
             req.iovs[0].iov_base = NULL
@@ -537,14 +547,14 @@ cdef class Volume:
             raise ValueError(f"discard of {size} bytes at {start}: neither may be negative")
         self.control(KVIO_DISCARD, <uint64_t>start, <uint64_t>size, deadline)
 
-    def _register(self, uintptr_t address, size_t nbytes):
+    def _register(self, uintptr_t address, size_t nbytes, bint huge):
         """Registers a range of memory with every ring; 0 or the errno that the kernel gave."""
         cdef kvio_error err
         cdef int rc
-        self.ready()
+        self.usable(KVIO_REGISTER)
         memset(&err, 0, sizeof(err))
         with nogil:
-            rc = kvio_volume_register(self.vol, <void *>address, nbytes, &err)
+            rc = kvio_volume_register(self.vol, <void *>address, nbytes, huge, &err)
         if rc and err.message[0] != 0:
             raise fail(rc, &err, self)
         return -rc
@@ -565,6 +575,8 @@ cdef class Volume:
         self._closed = True
         with nogil:
             rc = kvio_volume_close(self.vol, timeout_ns, &err)
+        if rc == -EDEADLK:
+            self._closed = False
         drain(self.vol)
         if rc:
             raise error_from(&err, self)
@@ -594,6 +606,8 @@ cdef class Volume:
             "offset_align": info.offset_align,
             "write_align": info.write_align,
             "max_io_bytes": info.max_io_bytes,
+            "max_io_bytes_small_pages": info.max_io_bytes_small_pages,
+            "overridden": info.overridden.decode("utf-8", "replace"),
             "direct": info.direct,
             "engine": _ENGINES[<int>info.engine],
             "engine_reason": info.engine_reason.decode("utf-8", "replace"),
@@ -794,6 +808,38 @@ cdef class Batch:
         if fd < 0:
             raise OSError(-fd, os.strerror(-fd) + " (an eventfd; see ulimit -n)")
         return fd
+
+
+    def _notify(self, Notifier notifier, uint64_t tag):
+        """Reports to the notifier, with this tag, when done; False when it does so already."""
+        self.ready()
+        return kvio_batch_notify(self.batch, notifier.notifier, tag) == 0
+
+
+cdef class Notifier:
+    """One eventfd for all the batches that an event loop waits for."""
+
+    cdef kvio_notifier *notifier
+
+    def __cinit__(self):
+        cdef int rc = kvio_notifier_create(&self.notifier)
+        if rc:
+            self.notifier = NULL
+            raise OSError(-rc, os.strerror(-rc) + " (an eventfd; see ulimit -n)")
+
+    def __dealloc__(self):
+        if self.notifier != NULL:
+            kvio_notifier_put(self.notifier)
+
+    def fileno(self):
+        """The eventfd; readable when :meth:`take` has something."""
+        return kvio_notifier_fd(self.notifier)
+
+    def take(self):
+        """Tags of the batches that are done."""
+        cdef uint64_t tags[256]
+        cdef uint32_t i, n = kvio_notifier_take(self.notifier, tags, 256)
+        return [tags[i] for i in range(n)]
 
 
 cdef int raise_pending() except -1:

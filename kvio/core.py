@@ -252,7 +252,8 @@ class Volume(_core.Volume):
             It overlaps memory that is registered already, or all 64 slices of 1 GiB are taken.
         """
         address, nbytes = _range_of(buffer)
-        granted = self._register(address, nbytes) == 0
+        huge = isinstance(buffer, BufferPool) and buffer.hugepages != "none"
+        granted = self._register(address, nbytes, huge) == 0
         if not isinstance(buffer, BufferPool):  # a pool unregisters itself before it goes
             self._registered[address] = memoryview(buffer)
         return granted

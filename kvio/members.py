@@ -20,6 +20,9 @@ class Member:
     ``write_align`` of a write's. ``direct`` is what the kernel reports after the open.
     ``engine_reason`` says why ``engine`` was picked. ``nowait_read``: the kernel serves reads
     without handing them to io-wq. ``sparse``: a file with holes, where writes are slow at first.
+    ``max_io_bytes`` is the largest single command on memory in huge pages, and
+    ``max_io_bytes_small_pages`` on other memory. ``overridden`` names what ``allow_destroy`` let
+    kvio write over, one reason a line.
     """
 
     path: str
@@ -30,6 +33,7 @@ class Member:
     offset_align: int
     write_align: int
     max_io_bytes: int
+    max_io_bytes_small_pages: int
     direct: bool
     engine: str
     engine_reason: str
@@ -38,6 +42,7 @@ class Member:
     can_discard: bool
     sparse: bool
     identity: str
+    overridden: str
 
 
 _PLAIN = (
@@ -49,7 +54,6 @@ _PLAIN = (
     "workers",
     "io_threads",
     "registered_files",
-    "registered_ring_fd",
     "registered_buffers",
     "regions",
 )
@@ -68,6 +72,7 @@ def describe(info: dict[str, Any], members: Sequence[Member]) -> dict[str, Any]:
             "engine": member.engine,
             "reason": member.engine_reason,
             "direct": member.direct,
+            "overridden": member.overridden,
         }
         for member in members
     }

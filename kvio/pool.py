@@ -52,7 +52,9 @@ def _open_volumes() -> list[Registrar]:
 class Buffer(_core.Slice):
     """A part of a :class:`BufferPool`: buffer protocol, ``numpy()``, context manager.
 
-    It goes back to the pool by ``free()``, at the end of a ``with`` block, or when collected.
+    It goes back to the pool by ``free()``, at the end of a ``with`` block, or when collected. When
+    the block ends by an exception while views of it exist or I/O on it is in flight, the exception
+    goes on and the memory goes back with the last of them.
     """
 
     _pool: BufferPool
@@ -78,7 +80,11 @@ class Buffer(_core.Slice):
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.free()
+        try:
+            self.free()
+        except BufferError:
+            if exc is None:
+                raise  # a view that outlives the block: the caller's mistake to know of
 
     def __del__(self) -> None:
         pool = getattr(self, "_pool", None)

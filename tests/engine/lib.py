@@ -86,8 +86,13 @@ def descriptors() -> dict[str, str]:
 
 
 def native_threads() -> int:
-    """Threads of this process as the kernel counts them."""
-    return len(os.listdir("/proc/self/task"))
+    """Threads of this process, without the kernel's own io-wq helpers: those stay with a thread
+    that once used a ring until it ends."""
+    count = 0
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):
+            count += not name.read_text().startswith("iou-")
+    return count
 
 
 def resident_bytes() -> int:
@@ -134,6 +139,23 @@ def in_thread(action: Callable[[], object]) -> Iterator[threading.Thread]:
     assert not thread.is_alive(), "the thread beside the test did not end"
     if failed:
         raise failed[0]
+
+
+@contextlib.contextmanager
+def stall_ends(stall: Any, seconds: float = 5.0) -> Iterator[None]:
+    """Removes the stall at the end of the block, or after ``seconds``: a child whose thread sits in
+    stalled I/O cannot end, and the block waits for the child."""
+    finished = threading.Event()
+
+    def remove() -> None:
+        finished.wait(seconds)
+        stall.remove()
+
+    with in_thread(remove):
+        try:
+            yield
+        finally:
+            finished.set()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ Method: throttled and stalling devices. What leaks on purpose runs in a child.
 from __future__ import annotations
 
 import gc
+import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 import kvio
-from kvio.testing import throttle
+from kvio.testing import LoopDevices, throttle
 from tests.engine.conftest import Opener
 from tests.engine.lib import (
     KIB,
@@ -28,6 +30,7 @@ from tests.engine.lib import (
     resizable,
     run_child,
     same,
+    stall_ends,
     wait_until,
 )
 from tests.support.faultdev import FaultDevice
@@ -48,6 +51,7 @@ def test_close_waits_for_what_is_under_way(
     with throttle(paths, read_bps=8 * MIB):
         # nested: the threads that the volume starts now are the ones that are throttled
         with kvio.Volume.open(paths, engine=engine, queue_depth=2, stripe_unit=256 * KIB) as slow:
+            before = slow.stats()
             into = [aligned(256 * KIB) for _ in range(32)]
             batches = [slow.submit_read([i * 256 * KIB], [b]) for i, b in enumerate(into)]
             assert not batches[-1].done()
@@ -57,7 +61,7 @@ def test_close_waits_for_what_is_under_way(
                 assert batch.results().tolist() == [256 * KIB]
                 place = slice(i * 256 * KIB, (i + 1) * 256 * KIB)
                 same(part, content.image[place], f"read {i}")
-            assert slow.stats().read.ops == 32
+            assert slow.stats().delta(before).read.ops == 32
     vol.close()
 
 
@@ -72,12 +76,19 @@ def test_close_waits_for_a_thread_inside_a_blocking_call(
     with in_thread(lambda: got.append(vol.read_batch([0, MIB], into))):
         disk.wait_stalled(2 if engine == "io_uring" else 1)
         with in_thread(vol.close) as closing:
-            wait_until(lambda: vol.closed, "close has begun")
-            with pytest.raises(kvio.KvioError, match="closed"):
-                vol.pread(aligned(4096), 0)
-            assert closing.is_alive()
+            wait_until(lambda: refuses(vol), "close has begun")
+            assert vol.closed
+            assert closing.is_alive(), "it waits for the thread inside"
             stall.remove()
     assert got[0].tolist() == [64 * KIB] * 2
+
+
+def refuses(vol: kvio.Volume) -> bool:
+    try:
+        vol.pread(bytearray(), 0)
+    except kvio.KvioError as error:
+        return "closed" in str(error)
+    return False
 
 
 @pytest.mark.parametrize("way", ["submit", "blocking"])
@@ -86,22 +97,18 @@ def test_close_that_times_out_says_so_and_keeps_the_buffers(
     engine: str, way: str, disk: FaultDevice
 ) -> None:
     """In a child, for what it keeps is kept for ever."""
-    stall = disk.stall("read")
-
-    def watch() -> None:
-        disk.wait_stalled(1, timeout=40)
-        wait_until(lambda: stall.hits and not disk.stalled(), "the child has ended", timeout=60)
-
+    stall = disk.stall("read", offset=4 * MIB, length=4 * MIB)
     code = """
 path, engine, way = sys.argv[1:]
 vol = kvio.Volume.open([path], mode="rw", engine=engine)
 first, second = bytearray(65536), bytearray(65536)
+places, buffers = [4 << 20, 5 << 20], [first, second]
 if way == "submit":
-    batch = vol.submit_read([0, 1 << 20], [first, second])
+    batch = vol.submit_read(places, buffers)
 else:
-    threading.Thread(target=vol.read_batch, args=([0, 1 << 20], [first, second]), daemon=True).start()
-    wait_until(lambda: vol.stats().members[0].in_flight or engine == "threads", "in flight")
-    wait_until(lambda: not resizable(first), "in flight")
+    threading.Thread(target=vol.read_batch, args=(places, buffers), daemon=True).start()
+    wait_until(lambda: not resizable(first), "the call has begun")
+    time.sleep(0.1)
 start = time.monotonic()
 try:
     vol.close(timeout=0.3)
@@ -122,23 +129,15 @@ except kvio.KvioError as error:
 del vol
 gc.collect()
 print(resizable(first), resizable(second), flush=True)
-sys.stdin.close()
 os._exit(0)
 """
-    with in_thread(lambda: release_when_asked(disk, stall)):
+    with stall_ends(stall):
         out = run_child(code, disk.device, engine, way, timeout=60).splitlines()
     assert out[0] == "close deadline True True"
     assert out[1] == "False False True"
     if way == "submit":
         assert out[2] == "[-108] shutdown"
     assert out[-2:] == ["shutdown", "False False"]
-
-
-def release_when_asked(disk: FaultDevice, stall: Any) -> None:
-    """A process whose I/O is stalled cannot end: lets it go on after three seconds of stall."""
-    disk.wait_stalled(1, timeout=40)
-    time.sleep(3)  # the child needs less than one second; this ends the stall, nothing is measured
-    stall.remove()
 
 
 @ENGINES
@@ -148,6 +147,7 @@ def test_batch_dropped_while_it_is_under_way(
     """Nobody waits, nobody holds the buffers: the engine keeps them until the kernel is done."""
     vol = opened([disk.device], engine=engine)
     content = Content(vol, rng)
+    before = vol.stats()
     stall = disk.stall("read")
 
     class Watched(bytearray):
@@ -163,7 +163,7 @@ def test_batch_dropped_while_it_is_under_way(
     assert alive() is not None, "freed while the kernel may write there"
     filler = [bytearray(b"\xee" * 64 * KIB) for _ in range(64)]
     stall.remove()
-    wait_until(lambda: vol.stats().read.ops == 1, "the read lands")
+    wait_until(lambda: vol.stats().delta(before).read.ops == 1, "the read lands")
     wait_until(lambda: vol.stats() and alive() is None, "the buffer is let go of")
     assert all(part == b"\xee" * 64 * KIB for part in filler), "memory of others was overwritten"
     content.check(0, vol.size)
@@ -239,3 +239,57 @@ def test_device_can_be_opened_again_at_once(make_loops: Callable[..., list[str]]
             vol.submit_write([0, MIB], [aligned(4096), aligned(4096)]).wait(20)
             with in_thread(lambda: vol.read_batch([0, MIB], [aligned(4096)] * 2)):
                 vol.read_batch([0, MIB], [aligned(4096), aligned(4096)])
+
+
+def test_close_from_another_thread_harms_no_other_volume(
+    make_files: Callable[..., list[str]]
+) -> None:
+    """Goal: what close() does to the rings of other threads must not touch the closing thread's own
+    rings of other volumes. Method: every thread's first ring has the same number in the kernel."""
+    first, second = make_files(2, 4 * MIB)
+    done = threading.Event()
+    ready = threading.Event()
+    held: list[kvio.Volume] = []
+
+    def other_thread() -> None:
+        held.append(kvio.Volume.open([first], direct="prefer"))
+        assert held[0].read_batch([0, MIB], [aligned(MIB), aligned(MIB)]).tolist() == [MIB, MIB]
+        ready.set()
+        assert done.wait(60)
+
+    mine = kvio.Volume.open([second], mode="rw", direct="prefer")
+    with mine, in_thread(other_thread):
+        assert mine.read_batch([0, MIB], [aligned(MIB), aligned(MIB)]).tolist() == [MIB, MIB]
+        assert ready.wait(60)
+        held[0].close()
+        try:
+            for _ in range(3):
+                got = mine.read_batch([0, MIB], [aligned(MIB), aligned(MIB)])
+                assert got.tolist() == [MIB, MIB]
+            assert mine.stats().poisoned_rings == 0
+        finally:
+            done.set()
+
+
+def test_close_from_another_thread_lets_go_of_the_device(require_root: None) -> None:
+    """Goal: after close() nothing holds a member any more, also when threads that used the volume
+    live on. Method: the loop device must detach while such a thread lives."""
+    done, ready = threading.Event(), threading.Event()
+    with LoopDevices(1, 8 * MIB) as loops:
+        vol = kvio.Volume.open(loops.paths, mode="rw")
+
+        def user() -> None:
+            vol.read_batch([0, MIB], [aligned(MIB), aligned(MIB)])
+            ready.set()
+            assert done.wait(60)
+
+        with in_thread(user):
+            assert ready.wait(60)
+            try:
+                with in_thread(vol.close):  # neither main's ring nor the user's is its own
+                    pass
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    loops.devices[0].close()  # warns when the device stays attached
+            finally:
+                done.set()

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "quarantine.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+void kvio_quarantine_add(struct kvio_shared *shared, struct kvio_remains *remains)
+{
+  struct kvio_stat_block *stat = kvio_stats_orphans(shared);
+  for (struct kvio_seg *seg = remains->segs; seg; seg = seg->next)
+    atomic_fetch_add_explicit(&stat->member[seg->member].in_flight, 1, memory_order_relaxed);
+  kvio_stats_orphans_done(shared);
+  pthread_mutex_lock(&shared->quarantine_lock);
+  remains->next = shared->remains;
+  shared->remains = remains;
+  atomic_fetch_add_explicit(&shared->n_remains, 1, memory_order_relaxed);
+  pthread_mutex_unlock(&shared->quarantine_lock);
+}
+
+static bool ended(const struct kvio_remains *remains)
+{
+  struct pollfd pfd = {.fd = remains->end_fd, .events = POLLIN};
+  return poll(&pfd, 1, 0) == 1;
+}
+
+static void let_go(struct kvio_shared *shared, struct kvio_remains *remains)
+{
+  uint64_t now = kvio_now_ns();
+  struct kvio_stat_block *stat = kvio_stats_orphans(shared);
+  for (struct kvio_seg *seg = remains->segs, *next; seg; seg = next) {
+    next = seg->next; /* the batch may go with its last segment */
+    atomic_fetch_sub_explicit(&stat->member[seg->member].in_flight, 1, memory_order_relaxed);
+    kvio_seg_complete(seg, -ECANCELED, now, stat);
+  }
+  kvio_stats_orphans_done(shared);
+  close(remains->end_fd);
+  free(remains);
+}
+
+uint32_t kvio_quarantine_sweep(struct kvio_shared *shared)
+{
+  uint32_t left = 0;
+  if (!kvio_quarantine_any(shared))
+    return 0;
+  pthread_mutex_lock(&shared->quarantine_lock);
+  struct kvio_remains **link = &shared->remains;
+  while (*link) {
+    struct kvio_remains *remains = *link;
+    if (!ended(remains)) {
+      left += remains->n;
+      link = &remains->next;
+      continue;
+    }
+    *link = remains->next;
+    atomic_fetch_sub_explicit(&shared->n_remains, 1, memory_order_relaxed);
+    let_go(shared, remains);
+  }
+  pthread_mutex_unlock(&shared->quarantine_lock);
+  return left;
+}
