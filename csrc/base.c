@@ -84,6 +84,9 @@ enum kvio_error_class kvio_error_classify(int code)
   case ESHUTDOWN:
   case ECANCELED:
     return KVIO_CLASS_SHUTDOWN;
+  case EOPNOTSUPP:
+  case ENOSYS:
+    return KVIO_CLASS_UNSUPPORTED;
   default:
     return KVIO_CLASS_UNKNOWN;
   }
@@ -104,6 +107,7 @@ const char *kvio_error_class_name(enum kvio_error_class cls)
       [KVIO_CLASS_SPACE] = "space",
       [KVIO_CLASS_USAGE] = "usage",
       [KVIO_CLASS_SHUTDOWN] = "shutdown",
+      [KVIO_CLASS_UNSUPPORTED] = "unsupported",
       [KVIO_CLASS_UNKNOWN] = "unknown",
   };
   return names[cls];

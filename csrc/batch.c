@@ -369,13 +369,15 @@ static const char *verb(enum kvio_opcode opcode)
   return verbs[opcode];
 }
 
-static const char *remedy(int code, enum kvio_error_class cls)
+static const char *remedy(int code, enum kvio_error_class cls, enum kvio_opcode opcode)
 {
   if (code == -ETIME)
     return "the deadline passed; the buffer stays in quarantine until the member answers";
   switch (cls) {
   case KVIO_CLASS_MEDIA:
-    return "unreadable medium; recompute the page and replace the member if it repeats";
+    return opcode == KVIO_READ
+               ? "unreadable medium; recompute the page and replace the member if it repeats"
+               : "the medium takes no data there; replace the member if it repeats";
   case KVIO_CLASS_RESERVATION:
     return "another host holds the reservation; stop writing";
   case KVIO_CLASS_TRANSPORT:
@@ -386,6 +388,11 @@ static const char *remedy(int code, enum kvio_error_class cls)
     return "the device is gone; open the volume again once it is back";
   case KVIO_CLASS_SPACE:
     return "no room; writes beyond the end of a member or on a full file system fail";
+  case KVIO_CLASS_UNSUPPORTED:
+    return opcode == KVIO_DISCARD
+               ? "this member has no discard (an NVMe character device never does: use its block "
+                 "device)"
+               : "the member cannot do that; see `kvio info`";
   default:
     return strerror(-code);
   }
@@ -418,12 +425,12 @@ int kvio_batch_error(const struct kvio_batch *batch, uint32_t i, struct kvio_err
   enum kvio_error_class cls = kvio_error_classify(err->code);
   if (batch->opcode == KVIO_FLUSH)
     snprintf(err->message, sizeof(err->message), "flush of %s failed (%s): %s", path,
-             kvio_error_class_name(cls), remedy(err->code, cls));
+             kvio_error_class_name(cls), remedy(err->code, cls, batch->opcode));
   else
     snprintf(err->message, sizeof(err->message),
              "%s of %llu bytes at offset %llu of %s failed (%s): %s", verb(batch->opcode),
              (unsigned long long)err->length, (unsigned long long)err->offset, path,
-             kvio_error_class_name(cls), remedy(err->code, cls));
+             kvio_error_class_name(cls), remedy(err->code, cls, batch->opcode));
   return err->code;
 }
 

@@ -34,8 +34,11 @@ static struct limits limits_of(const struct kvio_shared *shared, const struct kv
                          dev->mem_align};
 }
 
-static uint64_t op_length(const struct kvio_op *op)
+/* Bytes of the op's buffers; UINT64_MAX when they are too many for an offset. */
+static inline uint64_t op_length(const struct kvio_op *op)
 {
+  if (KVIO_LIKELY(op->iovcnt == 1))
+    return op->iov->iov_len <= INT64_MAX ? op->iov->iov_len : UINT64_MAX;
   uint64_t length = 0;
   for (uint32_t i = 0; i < op->iovcnt; i++)
     if (__builtin_add_overflow(length, (uint64_t)op->iov[i].iov_len, &length) || length > INT64_MAX)
@@ -80,8 +83,8 @@ static int refuse(struct kvio_error *err, int code, uint32_t i, const struct kvi
 }
 
 /* Checks op i at the door. *length is clipped at the end of the volume, *bounce says how. */
-static int check_op(const struct cut *cut, const struct kvio_op *op, uint32_t i, uint64_t *length,
-                    int *refused, bool *bounce, struct kvio_error *err)
+static int check_op(const struct cut *cut, const struct kvio_op *op, uint32_t i, uint64_t asked,
+                    uint64_t *length, int *refused, bool *bounce, struct kvio_error *err)
 {
   const struct kvio_shared *shared = cut->shared;
   *refused = 0;
@@ -91,7 +94,7 @@ static int check_op(const struct cut *cut, const struct kvio_op *op, uint32_t i,
   if (cut->opcode == KVIO_FLUSH)
     return 0;
   struct limits lim = limits_of(shared, op, cut->opcode);
-  *length = op_length(op);
+  *length = asked;
   if (*length == UINT64_MAX || op->offset > INT64_MAX || *length > INT64_MAX - op->offset)
     return refuse(err, -EINVAL, i, op, *length, cut->opcode, "beyond 2^63 - 1 bytes");
   if (op->offset >= lim.size || *length > lim.size - op->offset) {
@@ -101,7 +104,7 @@ static int check_op(const struct cut *cut, const struct kvio_op *op, uint32_t i,
   }
   if (*length == 0 || *refused)
     return 0;
-  bool range = ((op->offset | op_length(op)) & (lim.align - 1)) == 0;
+  bool range = ((op->offset | asked) & (lim.align - 1)) == 0;
   if (cut->opcode == KVIO_DISCARD)
     return range ? 0
                  : refuse(err, -EINVAL, i, op, *length, cut->opcode,
@@ -291,10 +294,10 @@ static int cut_op(struct cut *cut, const struct kvio_op *op, uint32_t i, struct 
   bool bounce;
   *state =
       (struct kvio_op_state){.offset = op->offset, .member = op->member, .first_seg = cut->n_segs};
-  int rc = check_op(cut, op, i, &state->length, &state->refused, &bounce, err);
+  state->asked = op_length(op);
+  int rc = check_op(cut, op, i, state->asked, &state->length, &state->refused, &bounce, err);
   if (rc)
     return rc;
-  state->asked = op_length(op);
   if (state->refused)
     return 0;
   if (cut->opcode > KVIO_WRITE) {

@@ -102,11 +102,18 @@ static int refuse_open(const struct kvio_device *dev, int code, struct kvio_erro
                         dev->write ? "writing" : "reading", strerror(code), remedy(code));
 }
 
-/* One line for a message: reasons are joined with "; ". */
-static void join_reasons(char *text)
+/* One line for a message: reasons are joined with "; ". What does not fit is cut. */
+static void join_reasons(const char *text, char *out, size_t out_bytes)
 {
-  for (char *p = strchr(text, '\n'); p; p = strchr(p, '\n'))
-    *p = ';';
+  size_t n = 0;
+  for (; *text && n + 3 < out_bytes; text++) {
+    if (*text == '\n' && text[1] == '\0')
+      break;
+    out[n++] = *text == '\n' ? ';' : *text;
+    if (*text == '\n')
+      out[n++] = ' ';
+  }
+  out[n] = '\0';
 }
 
 /* ---- safety ------------------------------------------------------------------------------- */
@@ -116,10 +123,10 @@ static int refuse_write(const struct kvio_device *dev, struct kvio_verdict *verd
 {
   bool never = verdict->reasons & KVIO_UNSAFE_NEVER;
   bool only_ro = verdict->reasons == KVIO_UNSAFE_READ_ONLY;
-  join_reasons(verdict->text);
+  char reasons[512];
+  join_reasons(verdict->text, reasons, sizeof(reasons));
   return kvio_error_set(
-      err, only_ro ? -EROFS : -EBUSY, "%s: refused for writing: %.400s; %s", dev->path,
-      verdict->text,
+      err, only_ro ? -EROFS : -EBUSY, "%s: refused for writing: %.400s; %s", dev->path, reasons,
       never ? "release it first (nothing overrides this)"
             : "allow_destroy=True (--allow-destroy) overrides this and destroys what is there");
 }

@@ -51,6 +51,7 @@ enum kvio_error_class {
   KVIO_CLASS_SPACE,       /* ENOSPC, EDQUOT */
   KVIO_CLASS_USAGE,       /* EINVAL, EFAULT, EBADF, EROFS, EBUSY: the caller's */
   KVIO_CLASS_SHUTDOWN,    /* ESHUTDOWN, ECANCELED: closed under the caller */
+  KVIO_CLASS_UNSUPPORTED, /* EOPNOTSUPP, ENOSYS */
   KVIO_CLASS_UNKNOWN,     /* EIO and the rest */
 };
 

@@ -253,34 +253,38 @@ bool kvio_volume_has_reclaim(const struct kvio_volume *vol)
          kvio_quarantine_any(&vol->shared);
 }
 
-int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes, bool huge,
-                         struct kvio_error *err)
+/* The calling thread's ring follows the registry at once, so that a refusal is known here. */
+static int register_here(struct kvio_volume *vol, struct kvio_caller *caller)
 {
-  clear_error(err, KVIO_REGISTER);
-  if (forked(vol))
-    return refuse_forked(err);
-  int rc = kvio_registry_add(&vol->shared.registry, addr, nbytes, huge);
-  if (rc == -EEXIST)
-    return kvio_error_set(err, rc, "this memory overlaps a region that is registered already");
-  if (rc == -ENOSPC)
-    return kvio_error_set(err, rc,
-                          "all %d slices of at most 1 GiB are taken: unregister another "
-                          "region first",
-                          KVIO_MAX_SLICES);
-  if (rc)
-    return kvio_error_set(err, rc, "a region needs an address and 1 byte to 64 GiB");
-  /* The calling thread's ring follows at once, so that a refusal is known here. */
-  struct kvio_caller *caller;
-  rc = enter(vol, &caller, err);
-  if (rc)
-    return rc;
   struct kvio_lane *lane = caller->lane;
   atomic_store(&vol->shared.registry.last_errno, 0);
   if (caller->depth == 1 && vol->shared.uring_granted && !kvio_lane_dead(lane) &&
       (kvio_lane_ring(lane) || kvio_lane_open_ring(lane, false) == 0))
     kvio_lane_step(lane, 0, 0);
-  kvio_caller_leave(caller);
   return -atomic_load(&vol->shared.registry.last_errno);
+}
+
+int kvio_volume_register(struct kvio_volume *vol, void *addr, size_t nbytes, bool huge,
+                         struct kvio_error *err)
+{
+  clear_error(err, KVIO_REGISTER);
+  struct kvio_caller *caller;
+  int rc = enter(vol, &caller, err);
+  if (rc)
+    return rc;
+  rc = kvio_registry_add(&vol->shared.registry, addr, nbytes, huge);
+  if (rc == 0)
+    rc = register_here(vol, caller);
+  else if (rc == -EEXIST)
+    kvio_error_set(err, rc, "this memory overlaps a region that is registered already");
+  else if (rc == -ENOSPC)
+    kvio_error_set(err, rc,
+                   "all %d slices of at most 1 GiB are taken: unregister another region first",
+                   KVIO_MAX_SLICES);
+  else
+    kvio_error_set(err, rc, "a region needs an address and 1 byte to 64 GiB");
+  kvio_caller_leave(caller);
+  return rc;
 }
 
 int kvio_volume_unregister(struct kvio_volume *vol, void *addr)

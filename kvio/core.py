@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from kvio import _core
-from kvio._checks import choice, count
+from kvio._checks import choice, count, optional_count
 from kvio.batch import Batch
 from kvio.files import create_members
 from kvio.members import Member, describe
@@ -152,17 +152,25 @@ class Volume(_core.Volume):
             direct=choice("direct", direct, _DIRECT),
             engine=choice("engine", engine, _ENGINES),
             queue_depth=count("queue_depth", queue_depth, most=4096),
-            max_inflight=count("max_inflight", max_inflight, most=4096),
-            max_inflight_bytes=count("max_inflight_bytes", max_inflight_bytes, most=2**63),
-            submit_batch=count("submit_batch", submit_batch, most=4096),
+            max_inflight=optional_count("max_inflight", max_inflight, most=4096),
+            max_inflight_bytes=optional_count("max_inflight_bytes", max_inflight_bytes, most=2**63),
+            submit_batch=optional_count("submit_batch", submit_batch, most=4096),
             deadline=deadline,
             allow_destroy=bool(allow_destroy),
             unaligned=choice("unaligned", unaligned, _UNALIGNED),
-            workers=count("workers", workers, most=256),
+            workers=optional_count("workers", workers, most=256),
             io_threads=count("io_threads", io_threads, most=1024),
             iopoll=bool(iopoll),
             sqpoll=bool(sqpoll),
         )
+        try:
+            self._describe(mode)
+        except BaseException:
+            self.close()  # the members are open and claimed already
+            raise
+        return self
+
+    def _describe(self, mode: str) -> None:
         info = self._info()
         self._size = info["size_bytes"]
         self._stripe_unit = info["stripe_unit"]
@@ -171,7 +179,6 @@ class Volume(_core.Volume):
         self._registered = {}
         self._members = tuple(Member(**self._member_info(i)) for i in range(info["n_members"]))
         join(self)
-        return self
 
     @property
     def size(self) -> int:

@@ -201,6 +201,8 @@ def _judge(root: FilePath, device: Namespace) -> Verdict:
 
     if device.paths and not any(path.usable for path in device.paths):
         return Verdict(None, ("unreadable",), ("no usable path: a read would hang",))
+    if device.queue.zoned == "host-managed":
+        return Verdict(False, ("zoned",), ("zoned: it takes no writes at random offsets",))
     live = root == FilePath("/")
     node = device.path if live else f"{root}{device.path}"
     try:

@@ -32,11 +32,13 @@ class KvioError(OSError):
     offset, length : int
         Where, in bytes: on the member, or in the volume when ``member`` is -1.
     op : str
-        ``read``, ``write``, ``flush``, ``discard``, ``open`` or ``close``.
+        ``read``, ``write``, ``flush``, ``discard``, ``open``, ``close``, ``create``, ``register``
+        or ``unregister``.
     error_class : str
         What the block layer means by the errno: ``media``, ``timeout``, ``deadline``,
         ``protection``, ``reservation``, ``transport``, ``target``, ``gone``, ``space``, ``usage``,
-        ``shutdown`` or ``unknown`` (Linux ``block/blk-core.c``, table ``blk_errors``).
+        ``shutdown``, ``unsupported`` or ``unknown`` (Linux ``block/blk-core.c``, table
+        ``blk_errors``).
     """
 
     member: int = -1

@@ -83,8 +83,12 @@ def _create_one(
     """Blocks are written, not only reserved: an unwritten extent would have to be converted at the
     first write, which costs a journal commit and serialises direct writers."""
     temporary = f"{name}.creating-{os.getpid()}"
+    try:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        exc.filename = name
+        raise
     made.append(temporary)
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
         zeros = bytes(min(_CHUNK, size_bytes))
@@ -100,3 +104,8 @@ def _create_one(
         os.close(fd)
     os.replace(temporary, name)
     made[-1] = name
+    folder = os.open(os.path.dirname(name) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # the name itself survives a crash too
+    finally:
+        os.close(folder)

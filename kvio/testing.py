@@ -124,9 +124,8 @@ class LoopDevice:
             os.close(file_fd)
 
     def _sysfs(self, name: str) -> str:
-        path = Path("/sys/block", os.path.basename(self.path), "loop", name)
         try:
-            return path.read_text().strip()
+            return Path("/sys/block", Path(self.path).name, "loop", name).read_text().strip()
         except OSError:  # not attached, or detached while it was read
             return ""
 
@@ -272,6 +271,7 @@ _V1_KEYS = {
     "read_iops": "blkio.throttle.read_iops_device",
     "write_iops": "blkio.throttle.write_iops_device",
 }
+# in the order of throttle()'s parameters
 _V2_KEYS = {"read_bps": "rbps", "write_bps": "wbps", "read_iops": "riops", "write_iops": "wiops"}
 
 
@@ -312,13 +312,10 @@ def throttle(
     OSError
         ENOTSUP when the kernel has no throttling (CONFIG_BLK_DEV_THROTTLING) or it is not mounted.
     """
-    limits = {
-        "read_bps": read_bps,
-        "write_bps": write_bps,
-        "read_iops": read_iops,
-        "write_iops": write_iops,
+    values = (read_bps, write_bps, read_iops, write_iops)
+    wanted = {
+        name: value for name, value in zip(_V2_KEYS, values, strict=True) if value is not None
     }
-    wanted = {name: value for name, value in limits.items() if value is not None}
     if not wanted or any(value <= 0 for value in wanted.values()):
         raise ValueError("give at least one limit, each a positive number per second")
     numbers = [_device_number(path) for path in devices]

@@ -18,6 +18,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 
 import kvio
+from kvio import devices
 from kvio.cli.common import BenchError, UsageError, format_size
 from kvio.cli.jobs import Job
 
@@ -132,7 +133,9 @@ def _check_writable(job: Job, path: str, allow_destroy: bool, say: Callable[[str
             f"job {job.name}: refusing to write to {path}: it holds data ({found}); "
             "use --allow-destroy to overwrite it"
         )
-    say(f"job {job.name}: overwriting {path} ({found}), as --allow-destroy says")
+    reasons = devices.describe(block).verdict.details if block else ()
+    what = "; ".join((found, *reasons))
+    say(f"job {job.name}: overwriting {path} ({what}), as --allow-destroy says")
 
 
 def _block_device(path: str, mode: int) -> str | None:
