@@ -36,7 +36,7 @@ struct kvio_iothreads {
   uint32_t queued[2];
   uint32_t turn;
   uint32_t own_share, common, common_used; /* threads, X4 */
-  uint32_t idle, alive, started, streak;
+  uint32_t idle, starting, alive, started, streak;
   bool stop;
   struct io_thread *threads; /* shared->io_threads */
 };
@@ -171,6 +171,7 @@ static void *io_thread_main(void *arg)
   struct io_thread *self = arg;
   struct kvio_iothreads *pool = self->pool;
   pthread_mutex_lock(&pool->lock);
+  pool->starting--;
   for (;;) {
     if (!claim(pool, self)) {
       if (pool->stop && pool->queued[DIR_READ] + pool->queued[DIR_OTHER] == 0)
@@ -246,6 +247,7 @@ static int start_thread(struct kvio_iothreads *pool)
     return -rc;
   }
   pool->started++;
+  pool->starting++;
   pool->alive++;
   return 0;
 }
@@ -253,15 +255,14 @@ static int start_thread(struct kvio_iothreads *pool)
 int kvio_iothreads_submit(struct kvio_iothreads *pool, struct kvio_batch *batch)
 {
   int dir = batch->opcode == KVIO_READ ? DIR_READ : DIR_OTHER;
-  uint32_t want = batch->n_job;
   pthread_mutex_lock(&pool->lock);
+  /* A thread that was signalled and does not run yet counts as idle, and what it will take counts
+   * as queued: so the two sides are compared as a whole. */
+  uint32_t queued = pool->queued[DIR_READ] + pool->queued[DIR_OTHER] + batch->n_job;
   int rc = 0;
-  uint32_t wake = (uint32_t)kvio_min_u64(want, pool->idle);
-  while (rc == 0 && want > wake && pool->started < pool->shared->io_threads) {
+  while (rc == 0 && queued > pool->idle + pool->starting &&
+         pool->started < pool->shared->io_threads)
     rc = start_thread(pool);
-    if (rc == 0)
-      wake++;
-  }
   if (pool->alive == 0) {
     pthread_mutex_unlock(&pool->lock);
     return rc ? rc : -EAGAIN;
@@ -275,10 +276,10 @@ int kvio_iothreads_submit(struct kvio_iothreads *pool, struct kvio_batch *batch)
     member->queued[dir]++;
     pool->queued[dir]++;
   }
-  if (wake >= pool->idle)
+  if (batch->n_job >= pool->idle)
     pthread_cond_broadcast(&pool->work);
   else
-    for (uint32_t i = 0; i < wake; i++)
+    for (uint32_t i = 0; i < batch->n_job; i++)
       pthread_cond_signal(&pool->work);
   pthread_mutex_unlock(&pool->lock);
   return 0;

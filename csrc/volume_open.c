@@ -190,9 +190,9 @@ static int refuse_engine(struct kvio_error *err, const struct kvio_member *membe
                          const char *what)
 {
   /* A kernel without io_uring and one that forbids it are the same to the caller. */
-  if (code == -EPERM || code == -EACCES || code == -ENOSYS)
-    code = -EOPNOTSUPP;
-  return kvio_error_set(err, code, "%s: %s (%s)", member->dev.path, what, strerror(-code));
+  bool refused = code == -EPERM || code == -EACCES || code == -ENOSYS;
+  return kvio_error_set(err, refused ? -EOPNOTSUPP : code, "%s: %s (%s)", member->dev.path, what,
+                        strerror(-code));
 }
 
 static int pick_engine(struct kvio_volume *vol, uint32_t i, enum kvio_engine want,

@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import disjoint_base
 
 from kvio.errors import KvioError
 
+@disjoint_base
 class Volume:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     _paths: tuple[str, ...]
     def _open(
         self,
@@ -61,6 +64,7 @@ class Volume:
     def _member_info(self, index: int) -> dict[str, Any]: ...
     def _stats(self) -> tuple[dict[str, int], Any, Any, list[Any]]: ...
 
+@disjoint_base
 class Batch:
     def __len__(self) -> int: ...
     def done(self) -> bool: ...
@@ -70,12 +74,13 @@ class Batch:
     def _eventfd(self) -> int: ...
     def _notify(self, notifier: Notifier, tag: int) -> bool: ...
 
+@disjoint_base
 class Notifier:
     def fileno(self) -> int: ...
     def take(self) -> list[int]: ...
 
+@disjoint_base
 class Memory:
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def _map(self, nbytes: int, hugepages: int) -> int: ...
     @property
     def address(self) -> int: ...
@@ -84,6 +89,7 @@ class Memory:
     @property
     def hugepages(self) -> str: ...
 
+@disjoint_base
 class Slice:
     start: int
     nbytes: int

@@ -6,7 +6,9 @@ Method: throttled and stalling devices. What leaks on purpose runs in a child.
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 import threading
 import time
 import warnings
@@ -36,6 +38,7 @@ from tests.engine.lib import (
 from tests.support.faultdev import FaultDevice
 
 pytestmark = pytest.mark.root
+LOOP_CLR_FD = 0x4C01
 ENGINES = pytest.mark.parametrize("engine", ["io_uring", "threads"])
 
 
@@ -293,3 +296,28 @@ def test_close_from_another_thread_lets_go_of_the_device(require_root: None) -> 
                     loops.devices[0].close()  # warns when the device stays attached
             finally:
                 done.set()
+
+
+@ENGINES
+@pytest.mark.parametrize("use", ["open", "batch", "submit", "thread"])
+def test_nothing_holds_a_member_when_close_has_returned(
+    use: str, engine: str, require_root: None
+) -> None:
+    """Goal: who closes a volume may detach, stop or repartition its devices at once. Method: a loop
+    device whose last opener goes detaches in that moment."""
+    with LoopDevices(1, 8 * MIB) as loops:
+        vol = kvio.Volume.open(loops.paths, mode="rw", engine=engine)
+        places, buffers = [0, MIB], [aligned(4096), aligned(4096)]
+        if use == "batch":
+            vol.read_batch(places, buffers)
+        elif use == "submit":
+            vol.submit_read(places, buffers).wait(20)
+        elif use == "thread":
+            with in_thread(lambda: vol.read_batch(places, buffers)):
+                pass
+        vol.close()
+        (loop,) = loops.devices
+        fcntl.ioctl(loop._fd, LOOP_CLR_FD)
+        os.close(loop._fd)
+        loop._fd = -1
+        assert not loop.attached, "the kernel still has it open"

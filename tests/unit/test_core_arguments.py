@@ -52,7 +52,13 @@ NOT_CONTIGUOUS = [
     (np.zeros((64, 64), np.uint8, order="F"), "Fortran order"),
     (memoryview(bytearray(8192))[::-1], "a reversed view"),
 ]
-NO_MEMORY = [(None, "None"), (5, "an int"), (4.0, "a float"), (object(), "an object"), ("text", "str")]
+NO_MEMORY = [
+    (None, "None"),
+    (5, "an int"),
+    (4.0, "a float"),
+    (object(), "an object"),
+    ("text", "str"),
+]
 
 
 def ids(cases: list[tuple[Any, str]]) -> list[str]:
@@ -71,9 +77,7 @@ def test_read_into_memory_that_cannot_be_written(
 @pytest.mark.parametrize("way", ["pread", "batch", "nested", "submit"])
 @pytest.mark.parametrize("verb", ["read", "write"])
 @pytest.mark.parametrize(("buffer", "_name"), NOT_CONTIGUOUS, ids=ids(NOT_CONTIGUOUS))
-def test_memory_with_gaps(
-    buffer: Any, _name: str, verb: str, way: str, vol: kvio.Volume
-) -> None:
+def test_memory_with_gaps(buffer: Any, _name: str, verb: str, way: str, vol: kvio.Volume) -> None:
     with pytest.raises(ValueError, match="contiguous"):
         call(vol, verb, way, buffer)
 
@@ -252,20 +256,21 @@ def test_write_of_part_of_a_block_is_refused(vol: kvio.Volume) -> None:
     if vol.alignment == 1:
         pytest.skip("this file system has no O_DIRECT: there are no blocks")
     for buffer, offset in ((aligned(100), 0), (aligned(4096), 1)):
-        with pytest.raises(ValueError, match="multiples of vol.alignment"):
+        with pytest.raises(ValueError, match=r"multiples of vol\.alignment"):
             vol.pwrite(buffer, offset)
 
 
 def test_wrong_arguments_between_right_ones_never_crash(path: Path) -> None:
-    """Goal: an argument error frees only what the call has made. Method: thousands of wrong calls at
-    changing stack depths, in a child that may die."""
+    """Goal: an argument error frees only what the call has made. Method: thousands of wrong calls
+    at changing stack depths, in a child that may die."""
     out = run_child(
         """
 vol = kvio.Volume.open([sys.argv[1]], mode="rw", direct="prefer")
-wrong = [([0, 4096], [bytearray(4096)]), ([0], None), ([0], 5), ([0], [5]), ([0], [[5]]), ([0], [None]),
-         ([0, 1, 2], bytearray(4097)), ([0, 0], [bytearray(1)] * 3), ([0], [[bytearray(4096), 3]]),
-         ([0], (np.zeros(1, np.uint64), np.full(1, 512, np.uint64))), ([2**63 - 1], [bytearray(4096)]),
-         (np.zeros(2, np.int64), (np.zeros(4, np.uint64)[::2], np.zeros(4, np.uint64)[::2])), ([-1], [b""])]
+wrong = [([0, 4096], [bytearray(4096)]), ([0], None), ([0], 5), ([0], [5]), ([0], [[5]]),
+         ([0], [None]), ([0, 1, 2], bytearray(4097)), ([0, 0], [bytearray(1)] * 3),
+         ([0], [[bytearray(4096), 3]]), ([2**63 - 1], [bytearray(4096)]), ([-1], [b""]),
+         ([0], (np.zeros(1, np.uint64), np.full(1, 512, np.uint64))),
+         (np.zeros(2, np.int64), (np.zeros(4, np.uint64)[::2], np.zeros(4, np.uint64)[::2]))]
 def deep(n, f):
     return f() if n == 0 else deep(n - 1, f)
 def all_wrong():
@@ -289,7 +294,7 @@ print("survived")
     assert out == "survived\n"
 
 
-# ---- options of open ------------------------------------------------------------------------------
+# ---- options of open ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

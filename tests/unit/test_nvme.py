@@ -90,8 +90,14 @@ def test_every_path_error_is_a_broken_link(status: int) -> None:
 def test_result_of_success_is_the_length_and_of_the_kernel_its_errno() -> None:
     lib = core().lib
     assert lib.kvio_nvme_result(0, 65536) == 65536
-    assert lib.kvio_nvme_result(-errno.EINTR, 65536) == -errno.EINTR
+    for code in (errno.EINTR, errno.EAGAIN, errno.ENODEV, errno.ENOMEM):
+        assert lib.kvio_nvme_result(-code, 65536) == -code
     assert core().ffi.string(lib.kvio_nvme_status_text(0x4281)) == b"unrecovered read error"
+
+
+def test_head_without_a_live_path_is_a_broken_link_not_a_wrong_call() -> None:
+    """The kernel says EINVAL then, which for the caller would mean a mistake of its own."""
+    assert core().lib.kvio_nvme_result(-errno.EINVAL, 65536) == -errno.ENOLINK
 
 
 @pytest.mark.parametrize(
