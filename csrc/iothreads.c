@@ -71,6 +71,8 @@ void kvio_seg_execute(struct kvio_seg *seg, struct kvio_stat_block *stat)
     return;
   }
   seg->t_issue = kvio_now_ns();
+  _Atomic int64_t *in_flight = &stat->member[seg->member].in_flight;
+  atomic_fetch_add_explicit(in_flight, 1, memory_order_relaxed);
   int code = 0;
   if (seg->opcode > KVIO_WRITE) {
     code = control(seg, member);
@@ -87,6 +89,7 @@ void kvio_seg_execute(struct kvio_seg *seg, struct kvio_stat_block *stat)
       }
     }
   }
+  atomic_fetch_sub_explicit(in_flight, 1, memory_order_relaxed);
   kvio_seg_complete(seg, code, kvio_now_ns(), stat);
 }
 

@@ -96,10 +96,8 @@ int kvio_lane_open_ring(struct kvio_lane *lane, bool own_thread)
   if (rc || own_thread)
     return rc;
   rc = kvio_lane_enable(lane);
-  if (rc) {
-    kvio_ring_destroy(lane->ring);
-    lane->ring = NULL;
-  }
+  if (rc)
+    kvio_lane_close_ring(lane);
   return rc;
 }
 
@@ -114,9 +112,20 @@ int kvio_lane_enable(struct kvio_lane *lane)
   return kvio_ring_set_files(lane->ring, fds, lane->shared->n_members);
 }
 
+void kvio_lane_close_ring(struct kvio_lane *lane)
+{
+  if (!lane->ring)
+    return;
+  int fd = kvio_ring_destroy(lane->ring);
+  lane->ring = NULL;
+  lane->wake_armed = false;
+  if (fd >= 0)
+    kvio_quarantine_empty(lane->shared, fd);
+}
+
 void kvio_lane_destroy(struct kvio_lane *lane)
 {
-  kvio_ring_destroy(lane->ring);
+  kvio_lane_close_ring(lane);
   if (lane->stat)
     kvio_stats_release(lane->shared, lane->stat);
   free(lane->slots);

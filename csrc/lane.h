@@ -32,7 +32,8 @@ int kvio_lane_create(struct kvio_lane **out, struct kvio_shared *shared);
  * ends with the lane. */
 int kvio_lane_open_ring(struct kvio_lane *lane, bool own_thread);
 int kvio_lane_enable(struct kvio_lane *lane);
-/* Nothing may be in flight. */
+/* Nothing may be in flight. The ring's own thread lets the members go at once by closing it. */
+void kvio_lane_close_ring(struct kvio_lane *lane);
 void kvio_lane_destroy(struct kvio_lane *lane);
 
 /* Gives up the ring with the commands in flight, whose batches have expired, from any thread when

@@ -18,10 +18,21 @@ void kvio_quarantine_add(struct kvio_shared *shared, struct kvio_remains *remain
   pthread_mutex_unlock(&shared->quarantine_lock);
 }
 
-static bool ended(const struct kvio_remains *remains)
+void kvio_quarantine_empty(struct kvio_shared *shared, int end_fd)
+{
+  struct kvio_remains *remains = calloc(1, sizeof(*remains));
+  if (!remains) {
+    close(end_fd); /* nobody will wait for it, that is all */
+    return;
+  }
+  remains->end_fd = end_fd;
+  kvio_quarantine_add(shared, remains);
+}
+
+static bool ended(const struct kvio_remains *remains, int timeout_ms)
 {
   struct pollfd pfd = {.fd = remains->end_fd, .events = POLLIN};
-  return poll(&pfd, 1, 0) == 1;
+  return poll(&pfd, 1, timeout_ms) == 1;
 }
 
 static void let_go(struct kvio_shared *shared, struct kvio_remains *remains)
@@ -47,7 +58,7 @@ uint32_t kvio_quarantine_sweep(struct kvio_shared *shared)
   struct kvio_remains **link = &shared->remains;
   while (*link) {
     struct kvio_remains *remains = *link;
-    if (!ended(remains)) {
+    if (!ended(remains, 0)) {
       left += remains->n;
       link = &remains->next;
       continue;
@@ -58,4 +69,23 @@ uint32_t kvio_quarantine_sweep(struct kvio_shared *shared)
   }
   pthread_mutex_unlock(&shared->quarantine_lock);
   return left;
+}
+
+void kvio_quarantine_settle(struct kvio_shared *shared, uint64_t until)
+{
+  pthread_mutex_lock(&shared->quarantine_lock);
+  struct kvio_remains **link = &shared->remains;
+  while (*link) {
+    struct kvio_remains *remains = *link;
+    uint64_t now = kvio_now_ns();
+    bool over = ended(remains, until > now ? (int)((until - now) / 1000000u + 1) : 0);
+    if (!over && remains->n > 0) {
+      link = &remains->next;
+      continue;
+    }
+    *link = remains->next;
+    atomic_fetch_sub_explicit(&shared->n_remains, 1, memory_order_relaxed);
+    let_go(shared, remains);
+  }
+  pthread_mutex_unlock(&shared->quarantine_lock);
 }

@@ -23,8 +23,14 @@ struct kvio_remains {
 /* Takes over *remains, which malloc() made. */
 void kvio_quarantine_add(struct kvio_shared *shared, struct kvio_remains *remains);
 
+/* A ring without commands that the kernel has not let go of yet, for kvio_quarantine_settle(). */
+void kvio_quarantine_empty(struct kvio_shared *shared, int end_fd);
+
 /* Lets go of what the kernel is done with; never blocks. Returns the number of commands left. */
 uint32_t kvio_quarantine_sweep(struct kvio_shared *shared);
+
+/* Waits until `until` (CLOCK_MONOTONIC ns) for the end of every ring, then forgets the empty ones. */
+void kvio_quarantine_settle(struct kvio_shared *shared, uint64_t until);
 
 static inline bool kvio_quarantine_any(const struct kvio_shared *shared)
 {

@@ -90,14 +90,22 @@ int kvio_ring_enable(struct kvio_ring *ring)
   return 0;
 }
 
-void kvio_ring_destroy(struct kvio_ring *ring)
+static void free_ring(struct kvio_ring *ring)
 {
-  if (!ring)
-    return;
-  if (ring->end_fd >= 0)
-    close(ring->end_fd);
   io_uring_queue_exit(&ring->uring);
   free(ring);
+}
+
+int kvio_ring_destroy(struct kvio_ring *ring)
+{
+  int fd = ring->end_fd;
+  /* SINGLE_ISSUER refuses this to other threads. */
+  if (fd >= 0 && io_uring_unregister_files(&ring->uring) == 0) {
+    close(fd);
+    fd = -1;
+  }
+  free_ring(ring);
+  return fd;
 }
 
 int kvio_ring_close(struct kvio_ring *ring)
@@ -105,8 +113,7 @@ int kvio_ring_close(struct kvio_ring *ring)
   int fd = ring->end_fd;
   if (fd < 0)
     return -EOPNOTSUPP;
-  ring->end_fd = -1;
-  kvio_ring_destroy(ring);
+  free_ring(ring);
   return fd;
 }
 

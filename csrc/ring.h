@@ -53,8 +53,10 @@ struct kvio_completion {
 int kvio_ring_create(struct kvio_ring **out, const struct kvio_ring_opts *opts);
 /* Called once, by the thread that will use the ring (R1), before anything else. */
 int kvio_ring_enable(struct kvio_ring *ring);
-/* Nothing may be in flight. */
-void kvio_ring_destroy(struct kvio_ring *ring);
+/* Nothing may be in flight. In the ring's own thread the members are let go at once, and -1 comes
+ * back. From another thread the kernel does that some time later (tens of ms): then a descriptor
+ * comes back that reads end of file when it is done (R4). */
+int kvio_ring_destroy(struct kvio_ring *ring);
 /* Closes the ring with requests in flight, from any thread. Returns a descriptor that reads end of
  * file once the kernel is done with all of them (R4); then the ring object is gone. -EOPNOTSUPP,
  * and nothing changes, where the kernel has no registered files. */

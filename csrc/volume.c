@@ -10,6 +10,7 @@
 #define SHORT_WAY_BYTES (UINT64_C(1) << 20)
 
 #define NS_PER_MS UINT64_C(1000000)
+#define SETTLE_NS (1000 * NS_PER_MS)
 
 static int free_members(struct kvio_volume *vol, int rc)
 {
@@ -346,6 +347,8 @@ int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, struct kvio_
     free_threads(vol);
     if (vol->callers)
       kvio_callers_release(vol->callers);
+    /* Whoever counts openers of a member (losetup -d, a partition table) shall find none. */
+    kvio_quarantine_settle(&vol->shared, kvio_now_ns() + SETTLE_NS);
     free_members(vol, 0);
     atomic_store(&vol->state, KVIO_VOLUME_CLOSED);
     return 0;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 
 #include "volume.h"
@@ -71,6 +72,21 @@ static void set_limits(struct kvio_shared *shared, const struct kvio_volume_opts
   shared->n_workers = (uint32_t)kvio_min_u64(workers, n);
 }
 
+/* The volume's own claim of an earlier member would look like somebody else's. */
+static int refuse_twice(const struct kvio_shared *shared, const char *path, uint32_t i,
+                        struct kvio_error *err)
+{
+  struct stat st;
+  if (stat(path, &st) != 0 || !S_ISBLK(st.st_mode))
+    return 0;
+  for (uint32_t k = 0; k < i; k++)
+    if (shared->members[k].dev.kind == KVIO_DEVICE_BLOCK &&
+        shared->members[k].dev.rdev == st.st_rdev)
+      return kvio_error_set(err, -EEXIST, "%s and %s are the same storage: list each member once",
+                            shared->members[k].dev.path, path);
+  return 0;
+}
+
 static int open_member(struct kvio_volume *vol, const struct kvio_volume_opts *opts, uint32_t i,
                        struct kvio_error *err)
 {
@@ -80,7 +96,10 @@ static int open_member(struct kvio_volume *vol, const struct kvio_volume_opts *o
                                   .write = opts->write,
                                   .direct = opts->direct,
                                   .allow_destroy = opts->allow_destroy};
-  int rc = kvio_device_open(&member->dev, &want, err);
+  int rc = refuse_twice(shared, want.path, i, err);
+  if (rc)
+    return rc;
+  rc = kvio_device_open(&member->dev, &want, err);
   if (rc) {
     member->dev.fd = -1;
     return rc;

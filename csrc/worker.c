@@ -202,6 +202,8 @@ static void *worker_main(void *arg)
     kvio_batch_expire(worker->active_head->batch, -ESHUTDOWN);
     retire(worker, worker->active_head);
   }
+  if (kvio_lane_in_flight(worker->lane) == 0)
+    kvio_lane_close_ring(worker->lane);
   return NULL;
 }
 

@@ -56,7 +56,7 @@ def check_batches_round_trip(open_volume: Open, rng: np.random.Generator) -> Non
             parts = [block[i * page : (i + 1) * page] for i in range(64)]
             for place, part in zip(places, parts, strict=True):
                 content.image[place : place + page] = part
-            address = np.uint64(block.ctypes.data) + np.arange(64, dtype=np.uint64) * np.uint64(page)
+            address = (block.ctypes.data + np.arange(64) * page).astype(np.uint64)
             buffers = {"list": parts, "one": block,
                        "addresses": (address, np.full(64, page, np.uint64))}[way]  # fmt: skip
             assert (vol.write_batch(places, buffers) == page).all()
@@ -94,7 +94,8 @@ def check_unaligned_reads_are_exact(open_volume: Open, rng: np.random.Generator)
         starts += rng.integers(0, vol.size - 300_000, 24).tolist()
         lengths = [1, 2, 4096, 3, UNIT + 1, 9 * UNIT, 1, 4097]
         lengths += rng.integers(1, 300_000, 24).tolist()
-        into = [aligned(n, skew=int(s)) for n, s in zip(lengths, rng.integers(0, 64, 32), strict=True)]
+        skews = rng.integers(0, 64, 32).tolist()
+        into = [aligned(n, skew=skew) for n, skew in zip(lengths, skews, strict=True)]
         assert vol.read_batch(starts, into).tolist() == lengths
         for start, part in zip(starts, into, strict=True):
             same(part, content.image[start : start + part.size], f"read at {start}")
@@ -133,7 +134,7 @@ def check_the_end_of_the_volume(open_volume: Open, rng: np.random.Generator) -> 
         same(into[1][:page], content.image[-page:], "the read across the end")
         assert not into[1][page:].any()
         failed: list[kvio.KvioError] = []
-        got = vol.write_batch([end - 2 * page, end - page, end, end + page], into[:4], errors=failed)
+        got = vol.write_batch(starts[:4], into[:4], errors=failed)
         assert got.tolist() == [2 * page] + [-errno.ENOSPC] * 3
         assert [error.index for error in failed] == [1, 2, 3]
         assert all(error.error_class == "space" and error.op == "write" for error in failed)
@@ -167,7 +168,7 @@ def check_nothing_is_something_too(open_volume: Open, rng: np.random.Generator) 
         assert asyncio.run(_await(vol.submit_write([], []))) == []
         assert vol.pread(bytearray(), 0) == 0
         assert vol.pwrite(b"", vol.size + 5) == 0
-        assert vol.read_batch([0, 1, 2**62], [b""[:0] and b"" or bytearray()] * 3).tolist() == [0] * 3
+        assert vol.read_batch([0, 1, 2**62], [bytearray()] * 3).tolist() == [0, 0, 0]
         assert vol.read_batch([0, 4096], [[], ()]).tolist() == [0, 0]
         assert vol.stats().read.bytes == before.read.bytes
 

@@ -1,5 +1,5 @@
-"""Alignment and place: every byte lies where the layout says, whatever the members' sectors and sizes;
-what is not aligned is copied or refused, and nothing outside what was asked for is touched.
+"""Alignment and place: every byte lies where the layout says, whatever the members' sectors and
+sizes; what is not aligned is copied or refused, and nothing beside what was asked for is touched.
 
 Method: the members read back behind the volume's back, against a model of the layout that shares no
 code with the engine; canaries around the buffers.
@@ -71,7 +71,9 @@ def random_traffic(vol: kvio.Volume, rng: np.random.Generator, turns: int = 25) 
         data = aligned(length)
         data[:] = np.frombuffer(rng.bytes(length), np.uint8)
         content.write(start, data)
-        content.check(max(0, start - grain), min(length + 2 * grain, vol.size - max(0, start - grain)))
+        content.check(
+            max(0, start - grain), min(length + 2 * grain, vol.size - max(0, start - grain))
+        )
     content.check(0, vol.size)
     return content
 
@@ -109,7 +111,9 @@ def test_members_of_unequal_size(
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("sectors", [(512, 4096), (4096, 512, 512), (512, 512), (4096, 4096)], ids=str)
+@pytest.mark.parametrize(
+    "sectors", [(512, 4096), (4096, 512, 512), (512, 512), (4096, 4096)], ids=str
+)
 @pytest.mark.parametrize("unit", [4096, UNIT], ids=["tiny units", "units of 64 KiB"])
 def test_sectors_of_512_and_4096(
     unit: int,
@@ -184,7 +188,9 @@ def test_unaligned_reads_touch_nothing_else(
     borders = [0, 512, 4096, UNIT, 3 * UNIT, 3 * MIB, 3 * MIB + UNIT, vol.size]  # 3 MiB: a zone's
     for turn in range(200):
         start = int(rng.choice(borders)) + int(rng.integers(-700, 700))
-        length = int(rng.choice([1, 100, 511, 512, 513, 4095, 4096, 4097, UNIT, UNIT + 1, 5 * UNIT]))
+        length = int(
+            rng.choice([1, 100, 511, 512, 513, 4095, 4096, 4097, UNIT, UNIT + 1, 5 * UNIT])
+        )
         start, skew = max(start, 0), int(rng.choice([0, 0, 1, 3, 8, 511, 512, 4095]))
         buffer = Guarded(length, skew)
         where = f"turn {turn}: {length} bytes at {start}, skew {skew}"
@@ -206,8 +212,9 @@ def test_write_that_is_not_aligned_changes_nothing(
     vol = opened(make_files(2, MIB), engine=engine, stripe_unit=UNIT)
     content = Content(vol, rng)
     data = aligned(2 * UNIT)
+    end = vol.size
     for start, length in [(1, 4096), (0, 4095), (0, 1), (512, 4096), (UNIT - 512, 1024),
-                          (UNIT, UNIT + 1), (vol.size - 1, 1), (vol.size - 4096, 4095)]:  # fmt: skip
+                          (UNIT, UNIT + 1), (end - 1, 1), (end - 4096, 4095)]:  # fmt: skip
         if start % vol.alignment == 0 == length % vol.alignment:
             continue
         for write in (
@@ -229,7 +236,7 @@ def test_write_that_is_not_aligned_changes_nothing(
 
 
 def pieces_of(rng: np.random.Generator, n: int, exact: bool, grain: int) -> list[Guarded]:
-    """n pieces; exact: aligned in address and length; else only their sum is a multiple of grain."""
+    """n pieces, aligned in address and length, or else with a sum that is a multiple of grain."""
     if exact:
         return [Guarded(int(k) * grain, 0) for k in rng.integers(0, 3 if n < 500 else 2, n)]
     lengths = rng.integers(0, max(2, 900_000 // n), n).tolist()
@@ -259,7 +266,9 @@ def test_scatter_and_gather(
         if not exact and turn:
             start += int(rng.integers(0, 700)) if total + 700 < vol.size - start else 0
         parts: list[Any] = [piece.bytes for piece in pieces]
-        got = vol.submit_read([start], [parts]).wait(30) if turn else vol.read_batch([start], [parts])
+        got = (
+            vol.submit_read([start], [parts]).wait(30) if turn else vol.read_batch([start], [parts])
+        )
         assert got.tolist() == [total]
         joined = np.concatenate(parts)
         same(joined, content.image[start : start + total], f"{n} pieces at {start}")
@@ -293,8 +302,8 @@ def test_two_scattered_pages_with_one_buffer_used_twice(
 def test_one_large_read_goes_to_all_members_at_once(
     way: str, engine: str, require_root: None, rng: np.random.Generator
 ) -> None:
-    """Goal: a page larger than the stripe unit uses all members together. Method: all of them stall;
-    a member that is asked only after another has answered would never be asked."""
+    """Goal: a page larger than the stripe unit uses all members together. Method: all of them
+    stall; a member that is asked only after another has answered would never be asked."""
     with FaultDevice(2 * MIB) as a, FaultDevice(2 * MIB) as b, FaultDevice(2 * MIB) as c:
         disks = [a, b, c]
         with kvio.Volume.open(

@@ -54,7 +54,11 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 @ENGINES
 @pytest.mark.parametrize("n", [1, 64, 1000])
 def test_many_batches_at_once(
-    n: int, engine: str, make_files: Callable[..., list[str]], opened: Opener, rng: np.random.Generator
+    n: int,
+    engine: str,
+    make_files: Callable[..., list[str]],
+    opened: Opener,
+    rng: np.random.Generator,
 ) -> None:
     vol = opened(make_files(3, 2 * MIB), engine=engine, stripe_unit=64 * KIB)
     content = Content(vol, rng)
@@ -208,7 +212,7 @@ def test_timeout_around_an_await(engine: str, disk: FaultDevice, opened: Opener)
 def test_await_with_a_deadline(
     engine: str, disk: FaultDevice, opened: Opener, rng: np.random.Generator
 ) -> None:
-    """The deadline ends the await; the loop goes on beside it, and reads of elsewhere are served."""
+    """The deadline ends the await; the loop goes on beside it, and reads elsewhere are served."""
     vol = opened([disk.device], engine=engine)
     content = Content(vol, rng)
     stall = disk.stall("read", length=MIB)

@@ -10,7 +10,6 @@ import fcntl
 import gc
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -69,9 +68,7 @@ def test_close_waits_for_what_is_under_way(
 
 
 @ENGINES
-def test_close_waits_for_a_thread_inside_a_blocking_call(
-    engine: str, disk: FaultDevice
-) -> None:
+def test_close_waits_for_a_thread_inside_a_blocking_call(engine: str, disk: FaultDevice) -> None:
     vol = kvio.Volume.open([disk.device], mode="rw", engine=engine)
     stall = disk.stall("read")
     into = [aligned(64 * KIB), aligned(64 * KIB)]
@@ -245,7 +242,7 @@ def test_device_can_be_opened_again_at_once(make_loops: Callable[..., list[str]]
 
 
 def test_close_from_another_thread_harms_no_other_volume(
-    make_files: Callable[..., list[str]]
+    make_files: Callable[..., list[str]],
 ) -> None:
     """Goal: what close() does to the rings of other threads must not touch the closing thread's own
     rings of other volumes. Method: every thread's first ring has the same number in the kernel."""

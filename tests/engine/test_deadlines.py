@@ -95,7 +95,7 @@ def test_stalled_read_ends_at_its_deadline(
         assert isinstance(error, TimeoutError)
         assert (error.errno, error.error_class, error.op) == (errno.ETIME, "deadline", "read")
         assert (error.member, error.filename) == (0, disk.device)
-        assert MIB == error.offset
+        assert error.offset == MIB
         assert "quarantine" in str(error)
 
     if caller == "main":
@@ -218,9 +218,7 @@ def test_batch_waits_in_line_no_longer_than_its_deadline(
     assert vol.stats().delta(before).members[0].read.ops == 1
 
 
-def test_default_deadline_of_the_volume_and_its_override(
-    disk: FaultDevice, opened: Opener
-) -> None:
+def test_default_deadline_of_the_volume_and_its_override(disk: FaultDevice, opened: Opener) -> None:
     vol = opened([disk.device], deadline=SOON)
     stall = disk.stall("read", times=3)
     with pytest.raises(kvio.DeadlineExceeded):
@@ -294,4 +292,5 @@ def test_many_deadlines_of_different_length_are_each_kept(
         assert batch.wait(AT_ONCE).tolist() == [-errno.ETIME]
         assert n <= time.monotonic() - start < n + AT_ONCE
     stall.remove()
-    assert [b.wait(AT_ONCE)[0] for n, b in zip(lengths, batches, strict=True) if n == 60] == [4096] * 3
+    patient = [b for n, b in zip(lengths, batches, strict=True) if n == 60]
+    assert [b.wait(AT_ONCE)[0] for b in patient] == [4096] * 3

@@ -1,8 +1,8 @@
-"""What must not come in: members that are one storage, or in use, or hold something; offsets and batches
-at the limits of what there is. Nothing is written and nothing stays open after a refusal.
+"""What must not come in: members that are one storage, or in use, or hold something; offsets and
+batches at the limits of what there is. Nothing is written and nothing stays open after a refusal.
 
-Method: real devices and files. Arguments of the wrong type are in tests/unit/test_core_arguments.py,
-the verdict about one device in tests/unit/test_safety.py.
+Method: real devices and files. Arguments of the wrong type are in
+tests/unit/test_core_arguments.py, the verdict about one device in tests/unit/test_safety.py.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def test_sparse_file_is_told_and_reads_as_zeros(tmp_path: Path, opened: Opener) 
     assert vol.pwrite(into, 3 * MIB) == MIB
     again = aligned(3 * MIB)
     assert vol.pread(again, 2 * MIB) == 3 * MIB
-    assert np.unique(again[: MIB]).tolist() == [0]
+    assert np.unique(again[:MIB]).tolist() == [0]
     assert np.unique(again[MIB : 2 * MIB]).tolist() == [9]
 
 

@@ -1,5 +1,5 @@
-"""A member that fails: one bad operation fails alone, the error says what, where and of which class,
-a failed flush stays failed.
+"""A member that fails: one bad operation fails alone, the error says what, where and of which
+class, a failed flush stays failed.
 
 Method: a FUSE file under a loop device that fails on request, beside healthy loop devices.
 """

@@ -14,6 +14,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ ENGINES = pytest.mark.parametrize("engine", ["io_uring", "threads"])
 
 
 def in_fork(action: Callable[[], object]) -> str:
-    """What ``action`` returns in a forked child, as text; fails when it raises or the child dies."""
+    """What ``action`` returns in a forked child, as text; fails when it raises, or dies."""
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # "fork in a process with threads"
@@ -192,16 +193,19 @@ def test_pool_memory_is_not_inherited(make_files: Callable[..., list[str]]) -> N
     """A child must not share pages that the kernel may be writing to: it does not get them."""
     with kvio.BufferPool(2 * MIB) as pool, pool.alloc(4096) as memory:
         address = memory.address
-        mapped = [line for line in open("/proc/self/maps") if holds(line, address)]
+        mapped = mapping_of(address)
         assert mapped
-        inherited = in_fork(
-            lambda: [line for line in open("/proc/self/maps") if holds(line, address)]
-        )
+        inherited = in_fork(lambda: mapping_of(address))
         assert inherited == "[]"
 
 
+def mapping_of(address: int) -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if holds(line, address)]
+
+
 def holds(line: str, address: int) -> bool:
-    start, end = (int(x, 16) for x in line.split()[0].split("-"))
+    start, end = (int(x, 16) for x in line.split(maxsplit=1)[0].split("-"))
     return start <= address < end
 
 

@@ -1,5 +1,5 @@
-"""Signals: Ctrl-C leaves a blocked call on a device that does not answer; a storm of signals changes
-no result; the engine's own threads take none.
+"""Signals: Ctrl-C leaves a blocked call on a device that does not answer; a storm of signals
+changes no result; the engine's own threads take none.
 
 Method: setitimer at 1 kHz while batches run; SIGINT to this process while a FUSE device stalls.
 """
@@ -75,7 +75,7 @@ def test_storm_of_signals_changes_nothing(
             part = into[i * 16 * KIB : (i + 1) * 16 * KIB]
             same(part, content.image[place : place + 16 * KIB], f"turn {turns}, page {i}")
         content.write(int(places[0]), content.page_aligned(int(places[1]), 16 * KIB))
-        assert vol.pread(into[: MIB], 0, deadline=30) == MIB
+        assert vol.pread(into[:MIB], 0, deadline=30) == MIB
         turns += 1
     assert storm[0] > 200, "there was no storm"
     assert turns > 5
@@ -99,8 +99,10 @@ CALLS: dict[str, Callable[[kvio.Volume, list[bytearray]], object]] = {
 @pytest.mark.root
 @ENGINES
 @pytest.mark.parametrize("name", CALLS)
-def test_ctrl_c_leaves_a_call_on_a_stalled_device(name: str, engine: str, disk: FaultDevice) -> None:
-    """Afterwards the device answers: the volume goes on, the buffers come back, close() is clean."""
+def test_ctrl_c_leaves_a_call_on_a_stalled_device(
+    name: str, engine: str, disk: FaultDevice
+) -> None:
+    """Afterwards the device answers: the volume goes on, buffers come back, close() is clean."""
     vol = kvio.Volume.open([disk.device], mode="rw", engine=engine)
     op = {"flush": "flush", "pwrite": "write"}.get(name, "read")
     stall = disk.stall(op)

@@ -7,8 +7,8 @@ child under a seccomp filter that answers EPERM (Docker) or ENOSYS (Podman).
 from __future__ import annotations
 
 import errno
-import os
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -57,12 +57,15 @@ def test_engine(
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS], ids=["EPERM", "ENOSYS"])
-def test_process_without_io_uring(code: int, make_files: Callable[..., list[str]], seed: int) -> None:
+def test_process_without_io_uring(
+    code: int, make_files: Callable[..., list[str]], seed: int
+) -> None:
     """All checks in one child; engine="auto" falls back by itself and says why."""
     members = make_files(3, SIZE)
     argv = [str(seed), *members]
     done = run_refused(
-        f"import sys; sys.path.insert(0, '')\nfrom tests.engine import matrix\nmatrix.main(*{argv!r})",
+        "import sys; sys.path.insert(0, '')\nfrom tests.engine import matrix\n"
+        f"matrix.main(*{argv!r})",
         code,
         timeout=150,
     )

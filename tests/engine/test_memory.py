@@ -1,8 +1,9 @@
 """Registered memory: I/O goes to the pages that are there now, never to those that were there when
 something was registered; what cannot be registered is refused or served unregistered.
 
-Method: one address whose pages are replaced (mmap with MAP_FIXED), used through the rings of several
-threads and of a worker. Limits of an ordinary user are in test_refused.py, pools in test_pools.py.
+Method: one address whose pages are replaced (mmap with MAP_FIXED), used through the rings of
+several threads and of a worker. Limits of an ordinary user are in test_refused.py, pools in
+test_pools.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ import pytest
 
 import kvio
 from tests.engine.conftest import Opener
-from tests.engine.lib import KIB, MIB, Bytes, Content, aligned, in_thread, resizable, same, wait_until
+from tests.engine.lib import (
+    KIB,
+    MIB,
+    Bytes,
+    Content,
+    aligned,
+    in_thread,
+    resizable,
+    same,
+    wait_until,
+)
 from tests.support.faultdev import FaultDevice
 
 PAGE = 64 * KIB
@@ -309,7 +320,11 @@ def test_registering_while_others_do_io(vol: kvio.Volume, rng: np.random.Generat
             while not stop.is_set():
                 places = own.integers(0, vol.size // PAGE, 16) * PAGE
                 mine[:] = 0
-                got = vol.submit_read(places, mine).wait(20) if number else vol.read_batch(places, mine)
+                got = (
+                    vol.submit_read(places, mine).wait(20)
+                    if number
+                    else vol.read_batch(places, mine)
+                )
                 assert (got == PAGE).all()
                 for i, place in enumerate(places):
                     part = mine[i * PAGE : (i + 1) * PAGE]

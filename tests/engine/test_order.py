@@ -1,8 +1,9 @@
-"""Who goes first, and how many at once: reads overtake queued writes, writes are not starved, limits
-of depth and bytes hold.
+"""Who goes first, and how many at once: reads overtake queued writes, writes are not starved,
+limits of depth and bytes hold.
 
-Method: throttled loop devices, on which a flood takes seconds; stalling devices, on which what is in
-flight can be counted. No test measures time: it looks at what is still queued when something is done.
+Method: throttled loop devices, on which a flood takes seconds; stalling devices, on which what is
+in flight can be counted. No test measures time: it looks at what is still queued when something is
+done.
 """
 
 from __future__ import annotations
@@ -229,7 +230,13 @@ def test_limits_change_no_result(
     members = make_files(3, 2 * MIB)
 
     def open_volume(**options: Any) -> kvio.Volume:
-        options = {"mode": "rw", "direct": "prefer", "stripe_unit": matrix.UNIT, **limits, **options}
+        options = {
+            "mode": "rw",
+            "direct": "prefer",
+            "stripe_unit": matrix.UNIT,
+            **limits,
+            **options,
+        }
         return kvio.Volume.open(members, **options)
 
     matrix.CHECKS[name](open_volume, rng)

@@ -34,7 +34,9 @@ def fixed(vol: kvio.Volume, buffer: kvio.Buffer) -> bool:
     return vol.stats().delta(before).fixed_ops == 2
 
 
-def test_every_volume_knows_every_pool(make_files: Callable[..., list[str]], opened: Opener) -> None:
+def test_every_volume_knows_every_pool(
+    make_files: Callable[..., list[str]], opened: Opener
+) -> None:
     first, second = make_files(2)
     before = kvio.BufferPool(MIB)
     old = opened([first], engine="io_uring")

@@ -1,5 +1,6 @@
 """A kernel that says no: io_uring that is refused after the open, a thread limit, a descriptor
-limit, an ordinary user's limit for locked memory. Nothing hangs, nothing is wrong, errors are clear.
+limit, an ordinary user's limit for locked memory. Nothing hangs, no result is wrong, errors are
+clear.
 
 Method: children under seccomp filters, resource limits, and the identity of nobody. (A refusal at
 the open itself is in test_matrix.py.)
@@ -63,7 +64,8 @@ for turn in range(3):
     into = aligned(131072)
     for action in (lambda e: vol.read_batch([0, 65536], into, errors=e),
                    lambda e: vol.read_batch([0, 65536], into, errors=e, deadline=10),
-                   lambda e: (b := vol.submit_read([0, 65536], into), b.wait(10), e.extend(b.errors()))[1]):
+                   lambda e: (b := vol.submit_read([0, 65536], into), b.wait(10),
+                              e.extend(b.errors()))[1]):
         into[:] = 0
         got, errors = outcome(vol, action)
         if got == [65536]:
@@ -102,7 +104,8 @@ if where == "worker":
     batch = vol.submit_read(places, buffers)
 else:
     got = []
-    thread = threading.Thread(target=lambda: got.append(vol.read_batch(places, buffers)), daemon=True)
+    read = lambda: got.append(vol.read_batch(places, buffers))
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
 wait_until(lambda: vol.stats().members[0].in_flight == 4, "four reads in flight")
 refuse_everywhere(errno.EPERM)
@@ -189,7 +192,8 @@ for action in (lambda: vol.submit_read([0, 65536], aligned(131072)).wait(10),
 assert refused == 2
 # a thread that has no ring yet: served without one
 got = []
-thread = threading.Thread(target=lambda: got.append(vol.read_batch([0, 65536], aligned(131072)).tolist()))
+read = lambda: got.append(vol.read_batch([0, 65536], aligned(131072)).tolist())
+thread = threading.Thread(target=read)
 thread.start(); thread.join()
 assert got == [[65536, 65536]], got
 assert vol.read_batch([0, 65536], aligned(131072)).tolist() == [65536, 65536]
@@ -236,7 +240,8 @@ thread.start(); thread.join()
 assert got == [4 << 20]
 same(large[: 4 << 20], data[: 4 << 20], "another thread")
 stats = vol.stats()
-print(json.dumps({"granted": granted, "told": told, "fixed": stats.fixed_ops, "engine": vol.engine}))
+print(json.dumps({"granted": granted, "told": told, "fixed": stats.fixed_ops,
+                  "engine": vol.engine}))
 vol.close()
 """,
             limit,

@@ -60,7 +60,8 @@ def test_fresh_volume_has_counted_nothing(
 
 CALLS: dict[str, Callable[[kvio.Volume, str, list[int], np.ndarray], Any]] = {
     "one by one": lambda v, verb, at, b: [
-        getattr(v, f"p{verb}")(part, place) for part, place in zip(np.split(b, len(at)), at, strict=True)
+        getattr(v, f"p{verb}")(part, place)
+        for part, place in zip(np.split(b, len(at)), at, strict=True)
     ],
     "batch": lambda v, verb, at, b: getattr(v, f"{verb}_batch")(at, b),
     "batch with deadline": lambda v, verb, at, b: getattr(v, f"{verb}_batch")(at, b, deadline=60),
