@@ -18,6 +18,7 @@ struct kvio_ring {
   int fds[KVIO_MAX_MEMBERS];
   uint32_t n_fds;
   int end_fd; /* read end of the pipe of R4, -1 = none */
+  uint32_t entries;
   bool big;
   bool iopoll;
   bool own_thread;
@@ -35,6 +36,17 @@ static int try_setup(struct kvio_ring *ring, const struct kvio_ring_opts *opts, 
   if (rc == 0)
     ring->caps.flags = params.flags;
   return rc;
+}
+
+/* liburing fills the queue of indices once, at its setup, and then leaves it alone; a version that
+ * fills it with each submission would undo take_sqe(). */
+static bool indices_are_ours(const struct kvio_ring *ring)
+{
+  const struct io_uring_sq *sq = &ring->uring.sq;
+  for (uint32_t i = 0; i < sq->ring_entries; i++)
+    if (sq->array[i] != i)
+      return false;
+  return true;
 }
 
 int kvio_ring_create(struct kvio_ring **out, const struct kvio_ring_opts *opts)
@@ -66,6 +78,12 @@ int kvio_ring_create(struct kvio_ring **out, const struct kvio_ring_opts *opts)
     free(ring);
     return rc;
   }
+  if (opts->big && !indices_are_ours(ring)) {
+    io_uring_queue_exit(&ring->uring);
+    free(ring);
+    return -EOPNOTSUPP;
+  }
+  ring->entries = opts->entries;
   ring->big = opts->big;
   ring->iopoll = opts->iopoll;
   ring->own_thread = opts->own_thread;
@@ -151,6 +169,21 @@ int kvio_ring_set_buffer(struct kvio_ring *ring, uint32_t slot, const struct iov
   return rc == 1 ? 0 : rc < 0 ? rc : -EINVAL;
 }
 
+/* R5: a big ring's SQE lies where its token says, and stays until the request is over. Only the
+ * queue of indices in front of the SQEs goes round. */
+static struct io_uring_sqe *take_sqe(struct kvio_ring *ring, uint64_t token)
+{
+  struct io_uring_sq *sq = &ring->uring.sq;
+  struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
+  if (!sqe || !ring->big)
+    return sqe;
+  uint32_t last = ring->entries - 1;
+  uint32_t home = (uint32_t)token == UINT32_MAX ? last : (uint32_t)token;
+  KVIO_ASSERT(home < last || token == UINT64_MAX);
+  sq->array[(sq->sqe_tail - 1) & sq->ring_mask] = home;
+  return &sq->sqes[(size_t)home << 1];
+}
+
 static void set_file(struct kvio_ring *ring, struct io_uring_sqe *sqe, uint32_t file)
 {
   KVIO_ASSERT(file < ring->n_fds);
@@ -165,7 +198,7 @@ static void set_file(struct kvio_ring *ring, struct io_uring_sqe *sqe, uint32_t 
 bool kvio_ring_prep_rw(struct kvio_ring *ring, bool write, uint32_t file, void *addr,
                        uint32_t length, uint64_t offset, int buffer_slot, uint64_t token)
 {
-  struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
+  struct io_uring_sqe *sqe = take_sqe(ring, token);
   if (!sqe)
     return false;
   if (buffer_slot >= 0)
@@ -183,7 +216,7 @@ bool kvio_ring_prep_rw(struct kvio_ring *ring, bool write, uint32_t file, void *
 bool kvio_ring_prep_rwv(struct kvio_ring *ring, bool write, uint32_t file, const struct iovec *iov,
                         uint32_t n_iov, uint64_t offset, uint64_t token)
 {
-  struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
+  struct io_uring_sqe *sqe = take_sqe(ring, token);
   if (!sqe)
     return false;
   io_uring_prep_rw(write ? IORING_OP_WRITEV : IORING_OP_READV, sqe, -1, iov, n_iov, offset);
@@ -196,7 +229,7 @@ bool kvio_ring_prep_cmd(struct kvio_ring *ring, uint32_t file, uint32_t cmd_op, 
                         size_t cmd_size, int buffer_slot, uint64_t token)
 {
   KVIO_ASSERT(ring->big && cmd_size <= 80);
-  struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
+  struct io_uring_sqe *sqe = take_sqe(ring, token);
   if (!sqe)
     return false;
   memset(sqe, 0, 2 * sizeof(*sqe));
@@ -214,7 +247,7 @@ bool kvio_ring_prep_cmd(struct kvio_ring *ring, uint32_t file, uint32_t cmd_op, 
 
 bool kvio_ring_prep_wake(struct kvio_ring *ring, int event_fd, uint64_t *value, uint64_t token)
 {
-  struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
+  struct io_uring_sqe *sqe = take_sqe(ring, token);
   if (!sqe)
     return false;
   io_uring_prep_read(sqe, event_fd, value, sizeof(*value), 0);
@@ -286,8 +319,10 @@ uint32_t kvio_ring_take_unsubmitted(struct kvio_ring *ring, uint64_t *out, uint3
   /* First what was made visible to the kernel but not consumed, then what was only prepared. */
   for (unsigned i = head; i != tail && n < max; i++)
     out[n++] = sq->sqes[(sq->array[i & sq->ring_mask]) << shift].user_data;
-  for (unsigned i = sq->sqe_head; i != sq->sqe_tail && n < max; i++)
-    out[n++] = sq->sqes[(i & sq->ring_mask) << shift].user_data;
+  for (unsigned i = sq->sqe_head; i != sq->sqe_tail && n < max; i++) {
+    unsigned index = ring->big ? sq->array[i & sq->ring_mask] : i & sq->ring_mask;
+    out[n++] = sq->sqes[(size_t)index << shift].user_data;
+  }
   __atomic_store_n(sq->ktail, head, __ATOMIC_RELEASE);
   sq->sqe_head = sq->sqe_tail = head;
   return n;

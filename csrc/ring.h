@@ -16,6 +16,11 @@
  *       nobody else can wait for them. A ring that is given up with requests in flight is closed;
  *       the kernel drops its registered files when the last request is over, and the last of
  *       these files is the write end of a pipe that nobody else holds: its read end tells.
+ *   R5  The SQE of a big ring is not written again before its request is over: Linux 6.10 to 6.13
+ *       reads the SQE of a passthrough command once more when the first try found no free tag or a
+ *       frozen queue, and by then would find another command there, report success, and leave the
+ *       caller's buffer as it was. Its place is the lower half of its token, an index below
+ *       `entries - 1` (all ones: the wake-up), which the owner does not reuse while it is in flight.
  */
 #ifndef KVIO_RING_H
 #define KVIO_RING_H
