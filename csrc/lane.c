@@ -109,7 +109,8 @@ int kvio_lane_enable(struct kvio_lane *lane)
   int fds[KVIO_MAX_MEMBERS];
   for (uint32_t m = 0; m < lane->shared->n_members; m++)
     fds[m] = lane->shared->members[m].dev.fd;
-  return kvio_ring_set_files(lane->ring, fds, lane->shared->n_members);
+  kvio_ring_set_files(lane->ring, fds, lane->shared->n_members);
+  return 0;
 }
 
 void kvio_lane_close_ring(struct kvio_lane *lane)

@@ -140,24 +140,25 @@ const struct kvio_ring_caps *kvio_ring_caps(const struct kvio_ring *ring)
   return &ring->caps;
 }
 
-int kvio_ring_set_files(struct kvio_ring *ring, const int *fds, uint32_t n)
+void kvio_ring_set_files(struct kvio_ring *ring, const int *fds, uint32_t n)
 {
   KVIO_ASSERT(n <= KVIO_MAX_MEMBERS);
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    return -errno;
+  bool pipe_made = pipe2(ends, O_CLOEXEC) == 0; /* without it a ring cannot be given up, no more */
   int table[KVIO_MAX_MEMBERS + 1];
   memcpy(table, fds, n * sizeof(*fds));
-  table[n] = ends[1];
+  if (pipe_made)
+    table[n] = ends[1];
   memcpy(ring->fds, fds, n * sizeof(*fds));
   ring->n_fds = n;
-  ring->caps.files = io_uring_register_files(&ring->uring, table, n + 1) == 0;
+  ring->caps.files = io_uring_register_files(&ring->uring, table, n + pipe_made) == 0;
+  if (!pipe_made)
+    return;
   close(ends[1]);
   if (ring->caps.files)
     ring->end_fd = ends[0];
   else
     close(ends[0]);
-  return 0;
 }
 
 int kvio_ring_set_buffer(struct kvio_ring *ring, uint32_t slot, const struct iovec *iov)

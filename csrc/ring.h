@@ -69,7 +69,7 @@ int kvio_ring_close(struct kvio_ring *ring);
 const struct kvio_ring_caps *kvio_ring_caps(const struct kvio_ring *ring);
 
 /* Registers fds as files 0..n-1; without kernel support requests carry the plain descriptor. */
-int kvio_ring_set_files(struct kvio_ring *ring, const int *fds, uint32_t n);
+void kvio_ring_set_files(struct kvio_ring *ring, const int *fds, uint32_t n);
 
 /* Fills or clears (iov_base NULL) entry `slot` of the buffer table. */
 int kvio_ring_set_buffer(struct kvio_ring *ring, uint32_t slot, const struct iovec *iov);

@@ -161,7 +161,7 @@ static bool may_end(struct kvio_worker *worker)
 
 static void rest(struct kvio_worker *worker, uint64_t timeout_ns)
 {
-  bool ring = kvio_lane_ring(worker->lane) != NULL;
+  bool ring = kvio_lane_ring(worker->lane) != NULL && !kvio_lane_dead(worker->lane);
   bool busy = kvio_lane_in_flight(worker->lane) + kvio_lane_queued(worker->lane) > 0;
   /* A polled ring cannot wait for an eventfd: it spins while it has work, and naps otherwise. */
   bool polls = ring && worker->shared->iopoll;
@@ -185,9 +185,10 @@ static void *worker_main(void *arg)
 {
   struct kvio_worker *worker = arg;
   bool ring = kvio_lane_ring(worker->lane) != NULL;
-  if (ring && kvio_lane_enable(worker->lane) != 0)
-    return NULL; /* cannot happen to a ring that was created; segments would fail by deadline */
-  if (ring && !worker->shared->iopoll)
+  int rc = ring ? kvio_lane_enable(worker->lane) : 0;
+  if (rc)
+    kvio_lane_abandon(worker->lane, rc); /* whatever comes fails with that */
+  else if (ring && !worker->shared->iopoll)
     kvio_lane_watch(worker->lane, worker->event_fd);
   while (!may_end(worker)) {
     bool any = take_inbox(worker);
