@@ -12,6 +12,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
 SOURCES := $(wildcard csrc/*.c csrc/*.h kvio/*.pyx kvio/*.pxd kvio/*.pxi) kvio/uring/_build.py
+CLANG_FORMATTED = $(wildcard csrc/*.c csrc/*.h tests/c/*.c bench/*.c)
 ARGS ?=
 
 .PHONY: help setup bench test lint format sanitize nightly clean
@@ -37,14 +38,14 @@ lint: .venv/.built .venv/.test .venv/.lint ## ruff, mypy, cython-lint, clang-for
 	@.venv/bin/ruff format --quiet --check .
 	@.venv/bin/mypy --no-error-summary
 	@.venv/bin/cython-lint $(wildcard kvio/*.pyx kvio/*.pxd)
-	@.venv/bin/clang-format --dry-run --Werror $(wildcard csrc/*.c csrc/*.h tests/c/*.c)
+	@.venv/bin/clang-format --dry-run --Werror $(CLANG_FORMATTED)
 	@echo "lint: clean"
 
 format: .venv/.lint ## rewrites the sources as lint wants them
 	@.venv/bin/ruff check --quiet --fix . ; .venv/bin/ruff format --quiet .
-	@.venv/bin/clang-format -i $(wildcard csrc/*.c csrc/*.h tests/c/*.c)
+	@.venv/bin/clang-format -i $(CLANG_FORMATTED)
 
-sanitize: .venv/.built .venv/.test ## the suite over a core built with ASan and UBSan
+sanitize: .venv/.built .venv/.test ## the engine's tests over a core built with ASan and UBSan
 	@tools/sanitize $(if $(CI),--expected-skips=sanitize) $(ARGS)
 
 nightly: .venv/.built .venv/.test ## the long tests (minutes each)

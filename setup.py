@@ -6,7 +6,7 @@ nothing but their PyInit symbol: two extensions in one process must not find eac
 
 Environment:
     KVIO_SANITIZE=address,undefined   build under these gcc sanitizers (see `make sanitize`)
-    KVIO_DEBUG=1                      -O0 and KVIO_DEBUG_ASSERT
+    KVIO_DEBUG=1                      KVIO_DEBUG_ASSERT, and -O0 without a sanitizer
     CC, CFLAGS, LDFLAGS               as everywhere
 """
 
@@ -120,7 +120,7 @@ class BuildExt(build_ext):
         headers = newest([*glob(str(ROOT / "csrc" / "*.h")), __file__])
         single = self.compiler._compile
 
-        def compile_one(obj, src, ext, cc_args, postargs, pp_opts):  # noqa: PLR0917
+        def compile_one(obj, src, ext, cc_args, postargs, pp_opts):
             fresh = max(headers, os.path.getmtime(src))
             if not self.force and os.path.exists(obj) and os.path.getmtime(obj) > fresh:
                 return
@@ -128,7 +128,7 @@ class BuildExt(build_ext):
             single(obj, src, ext, cc_args, [*postargs, *extra], pp_opts)
 
         # fmt: off
-        def compile_all(sources, output_dir=None, macros=None,  # noqa: PLR0917
+        def compile_all(sources, output_dir=None, macros=None,
                         include_dirs=None, debug=0,
                         extra_preargs=None, extra_postargs=None, depends=None):
             # fmt: on
@@ -166,12 +166,12 @@ class BuildExt(build_ext):
 
 def mode_flags() -> list[str]:
     flags = ["-g", "-fvisibility=hidden", "-D_GNU_SOURCE"]
-    flags += ["-O0", "-DKVIO_DEBUG=1"] if DEBUG else ["-O1" if SANITIZE else "-O2"]
+    flags += ["-DKVIO_DEBUG=1"] if DEBUG else []
     if SANITIZE:
         # a finding must end the test run, not scroll past in it
-        flags += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
-        flags += ["-fno-omit-frame-pointer", "-DKVIO_DEBUG=1"]
-    return flags
+        return [*flags, "-O1", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}",
+                "-fno-sanitize-recover=all"]  # fmt: skip
+    return [*flags, "-O0" if DEBUG else "-O2"]
 
 
 def core_extension() -> Extension:

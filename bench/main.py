@@ -3,13 +3,15 @@
 As root the members are four loop devices over memory, otherwise four files on the disk that this
 repository lies on. MEMBERS="/dev/nvme1n1 /dev/nvme2n1" takes these instead and reads them only;
 with --allow-destroy among the arguments it writes to them too, which destroys what they hold.
-Arguments are passed on to `kvio bench`.
+Both kvio and fio get registered buffers and files. Arguments are passed on to `kvio bench`, after
+those given here, so that they win.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench-results"
 MEMBERS = 4
 MIB = 1 << 20
+DEPTH = 32
 
 
 def note(text: str) -> None:
@@ -70,18 +73,26 @@ def takes_direct(path: str) -> bool:
     return True
 
 
+def may_register() -> bool:
+    """Whether the buffers of one run may be pinned; fio ends with an error where they may not."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    # the rings and the other user of the limit take some too
+    return os.geteuid() == 0 or soft == resource.RLIM_INFINITY or soft >= 4 * DEPTH * MIB
+
+
 def command(members: list[str], args: list[str], *, rw: str, plot: Path) -> list[str]:
     options = {
         "filename": ":".join(path.replace(":", "\\:") for path in members),
         "bs": "1M",
-        "iodepth": "32",
-        "runtime": "5",
+        "iodepth": str(DEPTH),
+        "runtime": "2",
         "direct": "1" if all(map(takes_direct, members)) else "0",
     }
     words = [f"--{name}={value}" for name, value in options.items()]
     words += ["--time_based", "--norandommap", f"--plot={plot}"]
+    words += ["--registerfiles", *(["--fixedbufs"] if may_register() else [])]
     if shutil.which("fio"):
-        words.append("--compare-fio")
+        words += ["--compare-fio", "--pairs=3"]
     return [sys.executable, "-m", "kvio", "bench", *words, *args, f"--name={rw}", f"--rw={rw}"]
 
 
@@ -91,6 +102,10 @@ def main(args: list[str]) -> int:
     (ROOT / "build").mkdir(exist_ok=True)
     if not shutil.which("fio"):
         note("fio is not installed, so there is nothing beside kvio's figures: apt-get install fio")
+    if not may_register():
+        note(
+            "RLIMIT_MEMLOCK is too low for registered buffers (ulimit -l), so neither side has them"
+        )
     with contextlib.nullcontext(given) if given else own_members() as members:
         write = not given or "--allow-destroy" in args
         if given and not write:

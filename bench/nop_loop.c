@@ -44,9 +44,8 @@ static int fail(const char *what, int code)
 static int open_ring(struct io_uring *ring, unsigned entries)
 {
   struct io_uring_params params = {.flags = IORING_SETUP_SINGLE_ISSUER |
-                                            IORING_SETUP_DEFER_TASKRUN |
-                                            IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL |
-                                            IORING_SETUP_CQSIZE,
+                                            IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
+                                            IORING_SETUP_SUBMIT_ALL | IORING_SETUP_CQSIZE,
                                    .cq_entries = entries * 2};
   int rc = io_uring_queue_init_params(entries, ring, &params);
   if (rc != -EINVAL)

@@ -809,7 +809,6 @@ cdef class Batch:
             raise OSError(-fd, os.strerror(-fd) + " (an eventfd; see ulimit -n)")
         return fd
 
-
     def _notify(self, Notifier notifier, uint64_t tag):
         """Reports to the notifier, with this tag, when done; False when it does so already."""
         self.ready()

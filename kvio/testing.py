@@ -312,10 +312,8 @@ def throttle(
     OSError
         ENOTSUP when the kernel has no throttling (CONFIG_BLK_DEV_THROTTLING) or it is not mounted.
     """
-    values = (read_bps, write_bps, read_iops, write_iops)
-    wanted = {
-        name: value for name, value in zip(_V2_KEYS, values, strict=True) if value is not None
-    }
+    limits = zip(_V2_KEYS, (read_bps, write_bps, read_iops, write_iops), strict=True)
+    wanted = {name: value for name, value in limits if value is not None}
     if not wanted or any(value <= 0 for value in wanted.values()):
         raise ValueError("give at least one limit, each a positive number per second")
     numbers = [_device_number(path) for path in devices]

@@ -1,7 +1,7 @@
 """The traffic of test_stress.py: what one thread, or one event loop, does with a volume.
 
-A volume has a part that is never written, which all may read anywhere, and slots with one owner each;
-what a slot holds follows from its offset and a generation. The first failure ends the run.
+A volume has a part that is never written, which all may read anywhere, and slots with one owner
+each; what a slot holds follows from its offset and a generation. The first failure ends the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A disk that fails, shortens, stalls and records on request: a FUSE file under a loop device.
 
 The file system runs in a process of its own (faultfs.py), is driven through a socket, and goes away
-with this process, however that ends: a stall can delay a test, never outlive it.
+within about a second of this process, however that ends: a stall can delay a test, never outlive
+it. A stall that nobody releases ends by itself after ``max_stall_seconds``.
 
     with FaultDevice(64 << 20) as disk:
         disk.fail("read", offset=1 << 20, length=4096)          # EIO
@@ -61,6 +62,8 @@ class FaultDevice:
         Logical block size of the loop device in bytes.
     loop
         False: only the file, for tests of short reads (a loop device retries those itself).
+    max_stall_seconds
+        A request that stalls longer goes on by itself, so that a test that hangs hangs no longer.
 
     Attributes
     ----------
@@ -70,14 +73,14 @@ class FaultDevice:
         The loop device over it.
     """
 
-    def __init__(self, size_bytes, *, sector=4096, loop=True):
+    def __init__(self, size_bytes, *, sector=4096, loop=True, max_stall_seconds=120.0):
         self._ids = itertools.count(1)
         self._loop = None
         self._control = None
         self._server = None
         self._folder = tempfile.mkdtemp(prefix="kvio-fault-")
         try:
-            self._start(size_bytes)
+            self._start(size_bytes, max_stall_seconds)
             self.path = str(Path(self._folder, "disk"))
             if loop:
                 self._loop = LoopDevice(self.path, sector=sector)
@@ -86,7 +89,7 @@ class FaultDevice:
             self.close()
             raise
 
-    def _start(self, size_bytes):
+    def _start(self, size_bytes, max_stall_seconds):
         self._control, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
@@ -97,6 +100,8 @@ class FaultDevice:
                     self._folder,
                     str(size_bytes),
                     str(theirs.fileno()),
+                    str(os.getpid()),
+                    str(max_stall_seconds),
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

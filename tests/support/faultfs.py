@@ -3,11 +3,12 @@
 Speaks the kernel's FUSE protocol itself (linux/fuse.h, 7.31 and later): a library in between would
 serialise direct I/O (libfuse 2 does not negotiate FUSE_ASYNC_DIO) and block a thread per stall.
 
-Run as `python faultfs.py MOUNTPOINT SIZE_BYTES CONTROL_FD`, as root. Commands come as one JSON
-object a line through the control socket, each answered by one. End of file there, however it comes
-about, releases every stall, unmounts and ends the process.
+Run as `python faultfs.py MOUNTPOINT SIZE_BYTES CONTROL_FD PARENT_PID MAX_STALL_SECONDS`, as root.
+Commands come as one JSON object a line through the control socket, each answered by one. End of
+file there, or the end of the parent, releases every stall, unmounts and ends the process.
 
-One thread, one loop: a request that shall stall is put aside and answered when it is released.
+One thread, one loop: a request that shall stall is put aside and answered when it is released, or
+after MAX_STALL_SECONDS, whatever happens.
 """
 
 import contextlib
@@ -17,11 +18,13 @@ import json
 import mmap
 import os
 import selectors
+import signal
 import socket
 import stat
 import struct
 import sys
 import time
+from typing import NamedTuple
 
 ROOT_ID, FILE_ID = 1, 2
 FILE_NAME = b"disk"
@@ -42,6 +45,50 @@ IN_HEADER = struct.Struct("=IIQQIIIHH")
 OUT_HEADER = struct.Struct("=IiQ")
 RW_IN = struct.Struct("=QQIIQII")
 MNT_DETACH = 2
+
+TICK_SECONDS = 1.0
+
+
+class Parent:
+    """The process that this one must not outlive.
+
+    A killed process whose thread sits in a stalled read cannot end before the read does, so its end
+    of the control socket stays open and its pidfd silent: it waits for us and we would wait for it.
+    What shows meanwhile is a main thread that is a zombie, or that has SIGKILL pending.
+    """
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)  # ProcessLookupError: gone already
+        if os.getppid() != pid:
+            os.close(self.pidfd)
+            raise ProcessLookupError(errno.ESRCH, "the parent ended first", str(pid))
+
+    def is_ending(self):
+        if os.getppid() != self.pid:
+            return True
+        try:
+            with open(f"/proc/{self.pid}/status") as lines:
+                status = dict(line.split(":", 1) for line in lines)
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+        return status["State"].split()[0] in "ZX" or bool(pending >> (signal.SIGKILL - 1) & 1)
+
+
+class Stalled(NamedTuple):
+    """A request that was put aside."""
+
+    rule: int
+    unique: int
+    op: str
+    offset: int
+    what: object  # the payload of a write, else the length
+    until: float  # time.monotonic() at which it goes on by itself
+
+    @property
+    def length(self):
+        return self.what if isinstance(self.what, int) else len(self.what)
 
 
 class Rule:
@@ -68,13 +115,14 @@ class Rule:
 
 
 class FaultFs:
-    def __init__(self, mountpoint, size):
+    def __init__(self, mountpoint, size, max_stall_seconds):
         self.mountpoint = mountpoint
+        self.max_stall_seconds = max_stall_seconds
         self.data = mmap.mmap(-1, max(size, 1))
         self.size = size
         self.rules = []
         self.hits = {}
-        self.stalled = []  # (rule id, unique, op, offset, payload or length)
+        self.stalled = []  # oldest first
         self.recording = None
         self.initial = b""
         self.waiting = None  # (how many stalled, until when) of a client that waits
@@ -93,16 +141,26 @@ class FaultFs:
             os.writev(self.fd, [header, payload])
 
     def serve_one(self):
-        request = os.read(self.fd, MAX_TRANSFER + 65536)
+        """Answers one request; False when the file system is no more."""
+        try:
+            request = os.read(self.fd, MAX_TRANSFER + 65536)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return False
+            # EAGAIN, EINTR, and ENOENT: the request was given up while we fetched it
+            if error.errno not in (errno.EAGAIN, errno.EINTR, errno.ENOENT):
+                raise
+            return True
         _, opcode, unique, node, *_ = IN_HEADER.unpack_from(request)
         body = memoryview(request)[IN_HEADER.size :]
         if opcode in SILENT:
-            return
+            return True
         handler = self.HANDLERS.get(opcode)
         if handler is None:
             self.reply(unique, errno.ENOSYS)
         else:
             handler(self, unique, node, body)
+        return True
 
     def attributes(self, node):
         mode, size = (
@@ -195,7 +253,8 @@ class FaultFs:
             if rule.kind == "fail":
                 return self.reply(unique, rule.value)
             if rule.kind == "stall":
-                self.stalled.append((rule.id, unique, op, offset, what))
+                until = time.monotonic() + self.max_stall_seconds
+                self.stalled.append(Stalled(rule.id, unique, op, offset, what, until))
                 return None
             keep = min(keep, rule.value)
         if op == "read":
@@ -233,17 +292,17 @@ class FaultFs:
 
     def cmd_release(self, id=None, count=None):
         """Lets the oldest stalled requests go on; the rule stays and stalls the next ones."""
-        going = [entry for entry in self.stalled if id is None or entry[0] == id][:count]
-        self.stalled = [entry for entry in self.stalled if entry not in going]
-        for _, unique, op, offset, what in going:
-            self.transfer(unique, op, offset, what, past_stall=True)
+        going = [entry for entry in self.stalled if id is None or entry.rule == id][:count]
+        self.let_go(going)
         return len(going)
 
+    def let_go(self, going):
+        self.stalled = [entry for entry in self.stalled if entry not in going]
+        for entry in going:
+            self.transfer(entry.unique, entry.op, entry.offset, entry.what, past_stall=True)
+
     def cmd_stalled(self):
-        return [
-            [op, offset, w if isinstance(w, int) else len(w)]
-            for _, _, op, offset, w in self.stalled
-        ]
+        return [[entry.op, entry.offset, entry.length] for entry in self.stalled]
 
     def cmd_record(self):
         self.recording = []
@@ -263,16 +322,16 @@ class FaultFs:
 
     # --- the loop ---
 
-    def run(self, control):
+    def run(self, control, parent):
         selector = selectors.DefaultSelector()
-        selector.register(self.fd, selectors.EVENT_READ)
-        selector.register(control, selectors.EVENT_READ)
+        for source in (self.fd, control, parent.pidfd):
+            selector.register(source, selectors.EVENT_READ)
         os.set_blocking(self.fd, False)
         pending = b""
         control.sendall(b'{"ready": true}\n')
+        tick = time.monotonic()
         while True:
-            timeout = max(self.waiting[1] - time.monotonic(), 0) if self.waiting else None
-            for key, _ in selector.select(timeout):
+            for key, _ in selector.select(self.seconds_to_next(tick)):
                 if key.fileobj is control:
                     chunk = control.recv(65536)
                     if not chunk:
@@ -280,16 +339,22 @@ class FaultFs:
                     *lines, pending = (pending + chunk).split(b"\n")
                     for line in lines:
                         self.answer(control, json.loads(line))
-                    continue
-                try:
-                    self.serve_one()
-                except BlockingIOError:
-                    pass
-                except OSError as error:
-                    if error.errno != errno.ENODEV:  # unmounted by somebody
-                        raise
+                elif key.fileobj == parent.pidfd:
+                    return
+                elif not self.serve_one():  # unmounted by somebody
                     selector.unregister(self.fd)
+            if time.monotonic() >= tick:
+                if parent.is_ending():
+                    return
+                tick = time.monotonic() + TICK_SECONDS
+            self.let_go([entry for entry in self.stalled if entry.until <= time.monotonic()])
             self.check_waiting(control)
+
+    def seconds_to_next(self, tick):
+        times = [tick, *(entry.until for entry in self.stalled[:1])]
+        if self.waiting:
+            times.append(self.waiting[1])
+        return max(min(times) - time.monotonic(), 0)
 
     def answer(self, control, message):
         name, args = message["do"], message["args"]
@@ -314,6 +379,8 @@ class FaultFs:
         self.rules = []
         self.cmd_release()
         ctypes.CDLL(None).umount2(self.mountpoint.encode(), MNT_DETACH)
+        with contextlib.suppress(OSError):  # the client removes it too, where it lives
+            os.rmdir(self.mountpoint)
         # whoever still has the file open keeps the file system alive: serve until it is let go,
         # but not for ever; closing /dev/fuse then turns what is left into ENOTCONN
         deadline = time.monotonic() + 5
@@ -321,19 +388,22 @@ class FaultFs:
         selector.register(self.fd, selectors.EVENT_READ)
         with contextlib.suppress(OSError):
             while time.monotonic() < deadline:
-                if selector.select(0.2):
-                    self.serve_one()
+                if selector.select(0.2) and not self.serve_one():
+                    break
         os.close(self.fd)
-        with contextlib.suppress(OSError):  # the client removes it too, where it lives
-            os.rmdir(self.mountpoint)
 
 
 def main():
-    mountpoint, size, control_fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    control = socket.socket(fileno=control_fd)
-    server = FaultFs(mountpoint, size)
+    mountpoint, size, control_fd, parent_pid, max_stall_seconds = sys.argv[1:]
     try:
-        server.run(control)
+        parent = Parent(int(parent_pid))
+    except ProcessLookupError:
+        os.rmdir(mountpoint)
+        return
+    control = socket.socket(fileno=int(control_fd))
+    server = FaultFs(mountpoint, int(size), float(max_stall_seconds))
+    try:
+        server.run(control, parent)
     finally:
         server.close()
 
