@@ -31,7 +31,7 @@ bench: .venv/.built ## the main job: four striped members, GB/s and latency, fio
 	@$(PY) bench/main.py $(ARGS)
 
 test: .venv/.built .venv/.test ## the whole suite
-	@$(PY) -m pytest $(if $(CI),--expected-skips=suite) $(ARGS)
+	@$(PY) -m pytest -m "not nightly" $(if $(CI),--expected-skips=suite) $(ARGS)
 
 lint: .venv/.built .venv/.test .venv/.lint ## ruff, mypy, cython-lint, clang-format
 	@.venv/bin/ruff check --quiet .
@@ -48,8 +48,8 @@ format: .venv/.lint ## rewrites the sources as lint wants them
 sanitize: .venv/.built .venv/.test ## the engine's tests over a core built with ASan and UBSan
 	@tools/sanitize $(if $(CI),--expected-skips=sanitize) $(ARGS)
 
-nightly: .venv/.built .venv/.test ## the long tests (minutes each)
-	@$(PY) -m pytest -m nightly --timeout=3600 $(ARGS)
+nightly: .venv/.built .venv/.test ## random mixed traffic for ten minutes, and what else is long
+	@KVIO_STRESS_SECONDS=$${KVIO_STRESS_SECONDS:-600} $(PY) -m pytest -m "stress or nightly" --timeout=3600 $(ARGS)
 
 clean: ## removes the environment and everything built
 	rm -rf .venv build dist bench-results *.egg-info kvio/*.so kvio/uring/*.so kvio/uring/_liburing.c

@@ -183,13 +183,16 @@ def test_limit_over_all_members(require_root: None) -> None:
                               queue_depth=3, max_inflight=4) as vol:  # fmt: skip
             stalls = [one.stall("read"), other.stall("read")]
             batch = vol.submit_read(np.arange(16) * 64 * KIB, [aligned(4096) for _ in range(16)])
-            wait_until(lambda: len(one.stalled()) + len(other.stalled()) == 4, "four in flight")
-            assert sum(member.in_flight for member in vol.stats().members) == 4
-            assert max(len(one.stalled()), len(other.stalled())) <= 3
-            stalls[0].remove()  # its share then goes to the other, up to the depth of a member
-            wait_until(lambda: len(other.stalled()) == 3, "three at the one that still stalls")
-            assert not batch.done()
-            stalls[1].remove()
+            try:
+                wait_until(lambda: len(one.stalled()) + len(other.stalled()) == 4, "four in flight")
+                assert sum(member.in_flight for member in vol.stats().members) == 4
+                assert max(len(one.stalled()), len(other.stalled())) <= 3
+                stalls[0].remove()  # its share goes to the other, up to the depth of a member
+                wait_until(lambda: len(other.stalled()) == 3, "three at the one that still stalls")
+                assert not batch.done()
+            finally:
+                one.clear()
+                other.clear()
             assert (batch.wait(20) == 4096).all()
 
 

@@ -95,7 +95,7 @@ class FaultDevice:
             self._server = subprocess.Popen(
                 [
                     sys.executable,
-                    "-I",
+                    "-Es",
                     str(_SERVER),
                     self._folder,
                     str(size_bytes),
