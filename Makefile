@@ -12,7 +12,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
 SOURCES := $(wildcard csrc/*.c csrc/*.h kvio/*.pyx kvio/*.pxd kvio/*.pxi) kvio/uring/_build.py
-CLANG_FORMATTED = $(wildcard csrc/*.c csrc/*.h tests/c/*.c bench/*.c)
+CLANG_FORMATTED = $(wildcard csrc/*.c csrc/*.h tests/engine/*.c bench/*.c)
 ARGS ?=
 
 .PHONY: help setup bench test lint format sanitize nightly clean
