@@ -186,16 +186,19 @@ void kvio_seg_complete(struct kvio_seg *seg, int code, uint64_t now, struct kvio
   seg->t_done = now;
   count_segment(seg, code, &shared->members[seg->member], stat);
   int32_t pending = KVIO_SEG_PENDING;
+  int64_t length = (int64_t)seg->length;
   /* release: what the segment brought is seen by whoever reads its result (acquire) */
-  if (!atomic_compare_exchange_strong_explicit(&seg->res, &pending, code, memory_order_acq_rel,
-                                               memory_order_relaxed)) {
-    KVIO_ASSERT(pending == KVIO_SEG_ABANDONED);
-    atomic_fetch_sub_explicit(&shared->quarantined_buffers, 1, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&shared->quarantined_bytes, (int64_t)seg->length,
-                              memory_order_relaxed);
-  }
+  bool late = !atomic_compare_exchange_strong_explicit(&seg->res, &pending, code,
+                                                       memory_order_acq_rel, memory_order_relaxed);
+  KVIO_ASSERT(!late || pending == KVIO_SEG_ABANDONED);
   if (atomic_fetch_sub_explicit(&batch->pending, 1, memory_order_acq_rel) == 1)
     last_segment(batch, stat);
+  if (KVIO_UNLIKELY(late)) {
+    /* After the owner was given back: a gauge of 0 says that all buffers can be had. release: pairs
+     * with the load of kvio_volume_stats */
+    atomic_fetch_sub_explicit(&shared->quarantined_bytes, length, memory_order_release);
+    atomic_fetch_sub_explicit(&shared->quarantined_buffers, 1, memory_order_release);
+  }
 }
 
 bool kvio_batch_expire(struct kvio_batch *batch, int code)

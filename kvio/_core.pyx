@@ -636,6 +636,8 @@ cdef class Volume:
                 rc = kvio_volume_get_stats(self.vol, st)
             if rc:
                 raise forked_error()
+            if kvio_volume_has_reclaim(self.vol):
+                drain(self.vol)  # no quarantine in the figures, no buffer held
             counters = {
                 "retries": st.retries, "short_reads": st.short_reads, "bounced": st.bounced,
                 "fixed_ops": st.fixed_ops, "unfixed_ops": st.unfixed_ops,
