@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if section:
         config.pluginmanager.register(SkipCount(section), "kvio-skip-count")
     check_sanitized()
+    # A shell ignores SIGINT for what it starts in the background, and children inherit that: the
+    # tests of Ctrl-C would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def check_sanitized() -> None:
