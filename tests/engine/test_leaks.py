@@ -273,7 +273,8 @@ def test_pinned_memory_is_given_back(make_files: Callable[..., list[str]], opene
         vol.read_batch([0, MIB], [memory[:4096], memory[4096:8192]])
         vol.submit_read([0, MIB], [memory[:4096], memory[4096:8192]]).wait(20)
 
-    assert vol.register(memory)
+    if not vol.register(memory):
+        pytest.skip(f"needs a larger RLIMIT_MEMLOCK: {vol.capabilities['register_refused']}")
     touch()
     assert locked_pages() - base >= memory.nbytes, "it is pinned for each of the rings"
     for _ in range(20):

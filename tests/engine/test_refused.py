@@ -136,7 +136,10 @@ os._exit(0)
     assert out.splitlines() == ["ready", "kept", "done"]
 
 
-def test_more_threads_than_the_limit_allows(make_files: Callable[..., list[str]]) -> None:
+@pytest.mark.root
+def test_more_threads_than_the_limit_allows(
+    require_root: None, make_files: Callable[..., list[str]]
+) -> None:
     """Goal: without a single thread to start, submitted batches are refused by name and blocking
     ones work. Method: RLIMIT_NPROC of nobody."""
     (path,) = make_files(1, MIB)
