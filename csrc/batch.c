@@ -31,11 +31,8 @@ static void announce(struct kvio_batch *batch, enum kvio_batch_state state)
   if (atomic_load(&batch->notifier))
     kvio_notify_deliver(batch);
   int fd = atomic_load(&batch->event_fd);
-  if (fd >= 0) {
-    uint64_t one = 1;
-    while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR)
-      ;
-  }
+  if (fd >= 0)
+    kvio_event_signal(fd);
 }
 
 /* Bytes without a gap from the op's start, or -errno of its first bad segment. */
@@ -448,11 +445,8 @@ int kvio_batch_eventfd(struct kvio_batch *batch)
   atomic_store(&batch->event_fd, fd);
   /* announce may have come before the store: see there. Not kvio_batch_done(): an acquire load may
    * pass the store. */
-  if (atomic_load(&batch->state) >= KVIO_BATCH_DONE) {
-    uint64_t one = 1;
-    while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR)
-      ;
-  }
+  if (atomic_load(&batch->state) >= KVIO_BATCH_DONE)
+    kvio_event_signal(fd);
   return fd;
 }
 

@@ -36,15 +36,20 @@ int kvio_notifier_fd(const struct kvio_notifier *notifier)
 
 static struct kvio_batch *take_list(struct kvio_notifier *notifier)
 {
-  /* acquire: pairs with the push in kvio_notify_deliver */
+  /* acquire: pairs with the release in push() */
   return atomic_exchange_explicit(&notifier->head, NULL, memory_order_acquire);
 }
 
-static void signal_fd(const struct kvio_notifier *notifier)
+/* Puts a chain of batches on the list; the signal is for a list that was empty. */
+static void push(struct kvio_notifier *notifier, struct kvio_batch *first, struct kvio_batch *last)
 {
-  uint64_t one = 1;
-  while (write(notifier->fd, &one, sizeof(one)) < 0 && errno == EINTR)
-    ;
+  struct kvio_batch *head = atomic_load_explicit(&notifier->head, memory_order_relaxed);
+  do
+    last->notify_next = head;
+  while (!atomic_compare_exchange_weak_explicit(&notifier->head, &head, first, memory_order_release,
+                                                memory_order_relaxed));
+  if (!head)
+    kvio_event_signal(notifier->fd);
 }
 
 void kvio_notifier_put(struct kvio_notifier *notifier)
@@ -65,13 +70,7 @@ void kvio_notify_deliver(struct kvio_batch *batch)
   struct kvio_notifier *notifier = atomic_exchange(&batch->notifier, NULL); /* N1 */
   if (!notifier)
     return;
-  struct kvio_batch *head = atomic_load_explicit(&notifier->head, memory_order_relaxed);
-  do
-    batch->notify_next = head;
-  while (!atomic_compare_exchange_weak_explicit(&notifier->head, &head, batch, memory_order_release,
-                                                memory_order_relaxed));
-  if (!head)
-    signal_fd(notifier);
+  push(notifier, batch, batch);
   kvio_notifier_put(notifier);
 }
 
@@ -108,11 +107,6 @@ uint32_t kvio_notifier_take(struct kvio_notifier *notifier, uint64_t *tags, uint
   struct kvio_batch *last = batch;
   while (last->notify_next)
     last = last->notify_next;
-  struct kvio_batch *head = atomic_load_explicit(&notifier->head, memory_order_relaxed);
-  do
-    last->notify_next = head;
-  while (!atomic_compare_exchange_weak_explicit(&notifier->head, &head, batch, memory_order_release,
-                                                memory_order_relaxed));
-  signal_fd(notifier);
+  push(notifier, batch, last);
   return n;
 }

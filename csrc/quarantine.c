@@ -49,16 +49,18 @@ static void let_go(struct kvio_shared *shared, struct kvio_remains *remains)
   free(remains);
 }
 
-uint32_t kvio_quarantine_sweep(struct kvio_shared *shared)
+/* Lets go of the rings that end until `until`; forget: and of the empty ones, ended or not. Returns
+ * the number of commands left. */
+static uint32_t walk(struct kvio_shared *shared, uint64_t until, bool forget)
 {
   uint32_t left = 0;
-  if (!kvio_quarantine_any(shared))
-    return 0;
   pthread_mutex_lock(&shared->quarantine_lock);
   struct kvio_remains **link = &shared->remains;
   while (*link) {
     struct kvio_remains *remains = *link;
-    if (!ended(remains, 0)) {
+    uint64_t now = until ? kvio_now_ns() : 0;
+    bool over = ended(remains, until > now ? (int)((until - now) / 1000000u + 1) : 0);
+    if (!over && !(forget && remains->n == 0)) {
       left += remains->n;
       link = &remains->next;
       continue;
@@ -71,21 +73,12 @@ uint32_t kvio_quarantine_sweep(struct kvio_shared *shared)
   return left;
 }
 
+uint32_t kvio_quarantine_sweep(struct kvio_shared *shared)
+{
+  return kvio_quarantine_any(shared) ? walk(shared, 0, false) : 0;
+}
+
 void kvio_quarantine_settle(struct kvio_shared *shared, uint64_t until)
 {
-  pthread_mutex_lock(&shared->quarantine_lock);
-  struct kvio_remains **link = &shared->remains;
-  while (*link) {
-    struct kvio_remains *remains = *link;
-    uint64_t now = kvio_now_ns();
-    bool over = ended(remains, until > now ? (int)((until - now) / 1000000u + 1) : 0);
-    if (!over && remains->n > 0) {
-      link = &remains->next;
-      continue;
-    }
-    *link = remains->next;
-    atomic_fetch_sub_explicit(&shared->n_remains, 1, memory_order_relaxed);
-    let_go(shared, remains);
-  }
-  pthread_mutex_unlock(&shared->quarantine_lock);
+  walk(shared, until, true);
 }

@@ -14,7 +14,6 @@ enum { SUBMIT_TRIES = 64, BUFFER_TABLE = 64 };
 struct kvio_ring {
   struct io_uring uring;
   struct kvio_ring_caps caps;
-  struct io_uring_probe *probe;
   int fds[KVIO_MAX_MEMBERS];
   uint32_t n_fds;
   int end_fd; /* read end of the pipe of R4, -1 = none */

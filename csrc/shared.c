@@ -153,6 +153,13 @@ int kvio_event_acquire(struct kvio_shared *shared)
   return fd < 0 ? -errno : fd;
 }
 
+void kvio_event_signal(int fd)
+{
+  uint64_t one = 1;
+  while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR)
+    ;
+}
+
 void kvio_event_release(struct kvio_shared *shared, int fd)
 {
   uint64_t value;

@@ -106,5 +106,7 @@ void kvio_stats_reset(struct kvio_shared *shared);
 /* An eventfd (non-blocking, close-on-exec) from the pool, or -errno. */
 int kvio_event_acquire(struct kvio_shared *shared);
 void kvio_event_release(struct kvio_shared *shared, int fd);
+/* Makes an eventfd readable. */
+void kvio_event_signal(int fd);
 
 #endif

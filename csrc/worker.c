@@ -26,13 +26,6 @@ struct kvio_worker {
   uint64_t next_sweep;
 };
 
-static void wake(struct kvio_worker *worker)
-{
-  uint64_t one = 1;
-  while (write(worker->event_fd, &one, sizeof(one)) < 0 && errno == EINTR)
-    ;
-}
-
 void kvio_worker_push(struct kvio_worker *worker, struct kvio_shard *shard)
 {
   kvio_batch_ref(shard->batch);
@@ -41,7 +34,7 @@ void kvio_worker_push(struct kvio_worker *worker, struct kvio_shard *shard)
     shard->next = head;
   while (!atomic_compare_exchange_weak(&worker->inbox, &head, shard)); /* seq_cst: W2 */
   if (atomic_load(&worker->sleeping) && atomic_exchange(&worker->sleeping, false))
-    wake(worker);
+    kvio_event_signal(worker->event_fd);
 }
 
 static void activate(struct kvio_worker *worker, struct kvio_shard *shard)
@@ -245,7 +238,7 @@ void kvio_worker_stop(struct kvio_worker *worker, uint64_t until)
 {
   atomic_store(&worker->stop_at, until);
   atomic_store(&worker->stop, true);
-  wake(worker);
+  kvio_event_signal(worker->event_fd);
 }
 
 uint32_t kvio_worker_join(struct kvio_worker *worker, uint64_t until)

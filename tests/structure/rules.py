@@ -63,9 +63,7 @@ MODULES: dict[str, set[str]] = {
 C_LINES, C_FUNCTION_LINES, PYTHON_LINES = 600, 70, 400
 LARGER = {
     "kvio/_core.pyx": (1100, "one border between Python and C: Cython gains nothing from two"),
-    "tests/unit/test_support.py": (450, "the self-tests of one set of fixtures"),
     "tests/unit/test_docs.py": (450, "one check of the documents for each kind of statement"),
-    "kvio/testing.py": (420, "loop devices and throttles, one public module"),
 }
 
 # Mutable state of the C core outside of objects, with the reason.
