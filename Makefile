@@ -37,7 +37,7 @@ lint: .venv/.built .venv/.test .venv/.lint ## ruff, mypy, cython-lint, clang-for
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/ruff format --quiet --check .
 	@.venv/bin/mypy --no-error-summary
-	@.venv/bin/cython-lint $(wildcard kvio/*.pyx kvio/*.pxd)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/cython-lint $(wildcard kvio/*.pyx kvio/*.pxd)
 	@.venv/bin/clang-format --dry-run --Werror $(CLANG_FORMATTED)
 	@echo "lint: clean"
 
