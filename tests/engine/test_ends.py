@@ -137,7 +137,8 @@ def test_reads_that_a_file_system_cuts_short_are_continued(
             disk.short("read", keep, times=often)
             assert vol.read_batch(np.arange(4) * part, into).tolist() == [part] * 4
             same(np.concatenate(into), content.image[: 4 * part], "the batch")
-            assert vol.stats().short_reads >= often
+            # FUSE makes two requests of such a read: both may have been among the short ones
+            assert vol.stats().short_reads >= (often + 1) // 2
             disk.short("read", keep, times=1)
             assert vol.pread(into[0], MIB) == part
             same(into[0], content.image[MIB : MIB + part], "one read")
