@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,7 +29,7 @@ class SkipError(Exception):
     """Why a peer, or one of its ways to read, cannot be measured here."""
 
 
-class Peer:
+class Peer(ABC):
     """Reads blocks of a file into slots of one memory area.
 
     ``reader(slot)`` is called in the thread that uses the result; ``batch()`` reads as many blocks
@@ -48,11 +49,11 @@ class Peer:
         self.memory[::4096] = 1
         self.slots = list(self.memory.reshape(REQUESTERS, block))
 
-    def reader(self, slot: int) -> Read:
-        raise NotImplementedError
+    @abstractmethod
+    def reader(self, slot: int) -> Read: ...
 
-    def batch(self) -> ReadMany:
-        raise NotImplementedError
+    @abstractmethod
+    def batch(self) -> ReadMany: ...
 
     def close(self) -> None:
         os.close(self.fd)

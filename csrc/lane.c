@@ -86,7 +86,6 @@ int kvio_lane_open_ring(struct kvio_lane *lane, bool own_thread)
 {
   const struct kvio_shared *shared = lane->shared;
   struct kvio_ring_opts opts = {.entries = lane->n_slots + SPARE,
-                                .disabled = own_thread,
                                 .own_thread = own_thread,
                                 .big = shared->passthrough,
                                 .iopoll = shared->iopoll,

@@ -54,7 +54,7 @@ int kvio_ring_create(struct kvio_ring **out, const struct kvio_ring_opts *opts)
   if (!ring)
     return -ENOMEM;
   uint32_t fixed = 0;
-  if (opts->disabled)
+  if (opts->own_thread)
     fixed |= IORING_SETUP_R_DISABLED;
   if (opts->big)
     fixed |= IORING_SETUP_SQE128 | IORING_SETUP_CQE32;

@@ -33,12 +33,12 @@ struct kvio_ring;
 
 struct kvio_ring_opts {
   uint32_t entries;
-  bool disabled; /* the thread that enables it is another than the one that creates it */
-  bool big;      /* 128-byte SQEs and 32-byte CQEs, for NVMe passthrough */
+  bool big; /* 128-byte SQEs and 32-byte CQEs, for NVMe passthrough */
   bool iopoll;
   bool sqpoll;
-  /* The thread of this ring ends with it. Otherwise the ring's descriptor is not registered: such
-   * a registration holds the ring until that thread ends, whoever closes it. */
+  /* A thread of its own, that ends with the ring, uses it: the ring is made disabled, that thread
+   * enables it. Otherwise the ring's descriptor is not registered: such a registration holds the
+   * ring until that thread ends, whoever closes it. */
   bool own_thread;
 };
 
