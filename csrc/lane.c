@@ -15,6 +15,9 @@ enum {
   INTERRUPT_TICK_NS = 100 * 1000 * 1000,
   GRACE_TICKS = 3, /* an interrupted call waits that many ticks for what is in flight */
   BACKOFF_NS = 1000 * 1000,
+  GROUP_PART = 8, /* of what is in flight comes together, */
+  GROUP_MAX = 32,
+  GROUP_NS = 500 * 1000, /* or nothing is waited for any longer */
 };
 
 #define TOKEN_WAKE UINT64_MAX
@@ -45,6 +48,8 @@ struct kvio_lane {
   uint32_t failed_enters;
   int dead; /* -errno */
   bool backoff;
+  bool lone;           /* the last wait for a group brought nothing */
+  uint64_t service_ns; /* the quickest completions of late: falls at once, grows by 1/16 */
   uint64_t bytes_in_flight;
   int event_fd;
   bool wake_armed;
@@ -334,6 +339,8 @@ static void take_completion(struct kvio_lane *lane, const struct kvio_completion
   struct kvio_seg *seg = free_slot(lane, done->token);
   if (!seg)
     return;
+  lane->service_ns =
+      kvio_min_u64(now - seg->t_issue, lane->service_ns + (lane->service_ns >> 4) + 1);
   int64_t result = done->res;
   if (lane->shared->members[seg->member].dev.kind == KVIO_DEVICE_NVME_CHAR)
     result = kvio_nvme_result(done->res, kvio_seg_left(seg));
@@ -357,18 +364,18 @@ static void take_completion(struct kvio_lane *lane, const struct kvio_completion
   }
 }
 
-static void reap(struct kvio_lane *lane)
+static uint32_t reap(struct kvio_lane *lane)
 {
   struct kvio_completion done[REAP];
-  uint32_t n;
+  uint32_t n, all = 0;
   do {
     n = kvio_ring_reap(lane->ring, done, REAP);
-    if (n == 0)
-      return;
-    uint64_t now = kvio_now_ns();
+    uint64_t now = n > 0 ? kvio_now_ns() : 0;
     for (uint32_t i = 0; i < n; i++)
       take_completion(lane, &done[i], now);
+    all += n;
   } while (n == REAP);
+  return all;
 }
 
 /* A5: fails what the kernel did not take. */
@@ -452,7 +459,9 @@ static int submit_and_reap(struct kvio_lane *lane, uint32_t wait_nr, uint64_t ti
   } else {
     lane->failed_enters = 0;
   }
-  reap(lane);
+  bool none = reap(lane) == 0;
+  if (!none || wait_nr > 1)
+    lane->lone = none;
   return rc;
 }
 
@@ -469,6 +478,17 @@ int kvio_lane_step(struct kvio_lane *lane, uint32_t wait_nr, uint64_t timeout_ns
   }
   issue(lane);
   return submit_and_reap(lane, wait_nr, timeout_ns);
+}
+
+bool kvio_lane_group(const struct kvio_lane *lane, uint32_t *wait_nr, uint64_t *timeout_ns)
+{
+  if (lane->lone || lane->in_flight < 2 * GROUP_PART)
+    return false;
+  /* By Little's law this part of what is in flight comes within the same part of a service time;
+   * twice that is waited for. */
+  *wait_nr = (uint32_t)kvio_min_u64(lane->in_flight / GROUP_PART, GROUP_MAX);
+  *timeout_ns = kvio_min_u64(lane->service_ns / 2, GROUP_NS);
+  return true;
 }
 
 /* Refilling in groups saves system calls; a quarter keeps the depth above three quarters. */

@@ -61,6 +61,11 @@ void kvio_lane_watch(struct kvio_lane *lane, int event_fd);
  * timeout_ns, completes segments. 0, -ETIME, -EINTR, or the -errno that poisoned the ring. */
 int kvio_lane_step(struct kvio_lane *lane, uint32_t wait_nr, uint64_t timeout_ns);
 
+/* Completions that a worker with much in flight may wait for together, and for how long: entering
+ * the kernel for each of them costs more than they do. False: it waits for one. What the worker is
+ * given meanwhile waits as long, so this is a small part of what an operation takes just now. */
+bool kvio_lane_group(const struct kvio_lane *lane, uint32_t *wait_nr, uint64_t *timeout_ns);
+
 /* Runs until the batch has no ring segment left. -EINTR when interrupt says so. */
 int kvio_lane_run(struct kvio_lane *lane, struct kvio_batch *batch, uint32_t n_segs,
                   kvio_interrupt_fn interrupt, void *interrupt_arg);

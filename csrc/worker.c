@@ -6,11 +6,14 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
 /* How often the active list is looked through for batches that ended out of order. */
 #define SWEEP_NS UINT64_C(50000000)
+/* The waits for a group are shorter than the kernel's usual 50 us of slack. */
+#define TIMER_SLACK_NS 1000ul
 
 struct kvio_worker {
   struct kvio_shared *shared;
@@ -87,7 +90,7 @@ static void take_shard(struct kvio_worker *worker, struct kvio_shard *shard)
     kvio_batch_put(batch);
 }
 
-static bool take_inbox(struct kvio_worker *worker)
+static void take_inbox(struct kvio_worker *worker)
 {
   struct kvio_shard *list = atomic_exchange(&worker->inbox, NULL);
   struct kvio_shard *in_order = NULL;
@@ -97,13 +100,11 @@ static bool take_inbox(struct kvio_worker *worker)
     in_order = list;
     list = next;
   }
-  bool any = in_order != NULL;
   while (in_order) {
     struct kvio_shard *shard = in_order;
     in_order = shard->next;
     take_shard(worker, shard);
   }
-  return any;
 }
 
 /* Expires what is due; returns how long the worker may sleep. */
@@ -152,14 +153,21 @@ static bool may_end(struct kvio_worker *worker)
   return kvio_now_ns() >= atomic_load(&worker->stop_at);
 }
 
+/* Sends what is queued, and waits for completions, work or the timeout. */
 static void rest(struct kvio_worker *worker, uint64_t timeout_ns)
 {
   bool ring = kvio_lane_ring(worker->lane) != NULL && !kvio_lane_dead(worker->lane);
   bool busy = kvio_lane_in_flight(worker->lane) + kvio_lane_queued(worker->lane) > 0;
   /* A polled ring cannot wait for an eventfd: it spins while it has work, and naps otherwise. */
   bool polls = ring && worker->shared->iopoll;
-  if (polls && busy) {
+  if ((polls && busy) || kvio_lane_dead(worker->lane))
     kvio_lane_step(worker->lane, 0, 0);
+  if (polls && busy)
+    return;
+  uint32_t group;
+  uint64_t tick;
+  if (ring && kvio_lane_group(worker->lane, &group, &tick)) {
+    kvio_lane_step(worker->lane, group, kvio_min_u64(timeout_ns, tick)); /* W2 */
     return;
   }
   atomic_store(&worker->sleeping, true);
@@ -170,6 +178,8 @@ static void rest(struct kvio_worker *worker, uint64_t timeout_ns)
       kvio_lane_step(worker->lane, 1, timeout_ns);
     else
       nap(worker, timeout_ns);
+  } else if (ring) {
+    kvio_lane_step(worker->lane, 0, 0);
   }
   atomic_store(&worker->sleeping, false);
 }
@@ -183,12 +193,10 @@ static void *worker_main(void *arg)
     kvio_lane_abandon(worker->lane, rc); /* whatever comes fails with that */
   else if (ring && !worker->shared->iopoll)
     kvio_lane_watch(worker->lane, worker->event_fd);
+  prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS);
   while (!may_end(worker)) {
-    bool any = take_inbox(worker);
-    if (any && (kvio_lane_ring(worker->lane) || kvio_lane_dead(worker->lane)))
-      kvio_lane_step(worker->lane, 0, 0);
-    else
-      rest(worker, keep_deadlines(worker));
+    take_inbox(worker);
+    rest(worker, keep_deadlines(worker));
   }
   if (kvio_lane_in_flight(worker->lane) > 0)
     kvio_lane_abandon(worker->lane, -ESHUTDOWN);

@@ -7,6 +7,7 @@
  *   W1  The inbox is a lock-free stack that many push to and only the worker takes, whole.
  *   W2  sleeping is set before the inbox is looked at for the last time; a sender pushes before it
  *       looks at sleeping (seq_cst both), so a shard is never left lying beside a sleeping worker.
+ *       A worker that waits for a group (kvio_lane_group) is not sleeping: it looks soon by itself.
  *   W3  A shard with a deadline is in the active list and holds a reference to its batch until the
  *       batch is no longer running.
  */

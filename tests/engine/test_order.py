@@ -208,6 +208,28 @@ def test_no_more_threads_than_allowed(disk: FaultDevice, opened: Opener) -> None
     assert vol.stats().io_threads == 3
 
 
+@pytest.mark.root
+def test_much_in_flight_that_is_not_answered_holds_up_nobody(
+    disk: FaultDevice, make_files: Callable[..., list[str]], opened: Opener
+) -> None:
+    """Goal: a worker waits for a group of completions when much is in flight, but never for a group
+    that does not come. Method: 40 reads of a member that hangs, then reads of another one, by the
+    same worker, each awaited before the next; the first ones are still under way at the end."""
+    vol = opened([disk.device, *make_files(1, 16 * MIB)], engine="io_uring", workers=1)
+    into = aligned(4096)
+    assert vol.submit_read([MIB], [into]).wait(20).tolist() == [4096]  # the worker knows a pace
+    stall = disk.stall("read")
+    stuck = [vol.submit_read([i * 2 * CHUNK], [aligned(4096)]) for i in (0, 1, 2, 3)]
+    stuck += [vol.submit_read([2 * MIB + i * 4096], [aligned(4096)]) for i in range(36)]
+    wait_until(lambda: vol.stats().members[0].in_flight == 40, "all of them are in flight")
+    for place in range(20):
+        batch = vol.submit_read([MIB + place * 4096], [into])
+        assert batch.wait(20).tolist() == [4096]
+    assert undone(stuck) == 40
+    stall.remove()
+    assert all(batch.wait(20).tolist() == [4096] for batch in stuck)
+
+
 OPTIONS: list[dict[str, Any]] = [
     {"queue_depth": 1, "max_inflight": 1},
     {"queue_depth": 4096},
