@@ -465,7 +465,8 @@ static int submit_and_reap(struct kvio_lane *lane, uint32_t wait_nr, uint64_t ti
   return rc;
 }
 
-int kvio_lane_step(struct kvio_lane *lane, uint32_t wait_nr, uint64_t timeout_ns)
+/* Issues what may go out; 0, or why the lane is dead. */
+static int begin_step(struct kvio_lane *lane)
 {
   if (KVIO_UNLIKELY(lane->dead)) {
     drop_queued(lane, lane->dead);
@@ -477,7 +478,13 @@ int kvio_lane_step(struct kvio_lane *lane, uint32_t wait_nr, uint64_t timeout_ns
     lane->backoff = false;
   }
   issue(lane);
-  return submit_and_reap(lane, wait_nr, timeout_ns);
+  return 0;
+}
+
+int kvio_lane_step(struct kvio_lane *lane, uint32_t wait_nr, uint64_t timeout_ns)
+{
+  int rc = begin_step(lane);
+  return rc ? rc : submit_and_reap(lane, wait_nr, timeout_ns);
 }
 
 bool kvio_lane_group(const struct kvio_lane *lane, uint32_t *wait_nr, uint64_t *timeout_ns)
@@ -491,9 +498,12 @@ bool kvio_lane_group(const struct kvio_lane *lane, uint32_t *wait_nr, uint64_t *
   return true;
 }
 
-/* Refilling in groups saves system calls; a quarter keeps the depth above three quarters. */
+/* With nothing left to send all of the batch is waited for. Refilling in groups saves system
+ * calls; a quarter keeps the depth above three quarters. */
 static uint32_t group_size(const struct kvio_lane *lane)
 {
+  if (kvio_lane_queued(lane) == 0)
+    return lane->running_left;
   uint32_t want = lane->shared->submit_batch;
   if (want == 0)
     want = (uint32_t)kvio_min_u64(kvio_max_u64(lane->limit / 4, 1), 32);
@@ -508,7 +518,9 @@ int kvio_lane_run(struct kvio_lane *lane, struct kvio_batch *batch, uint32_t n_s
   lane->running = batch;
   lane->running_left = n_segs;
   while (lane->running_left > 0) {
-    int rc = kvio_lane_step(lane, group_size(lane), tick);
+    int rc = begin_step(lane);
+    if (KVIO_LIKELY(rc == 0))
+      rc = submit_and_reap(lane, group_size(lane), tick);
     if (KVIO_UNLIKELY(lane->dead))
       break;
     if (KVIO_LIKELY(!interrupt || (rc != -ETIME && rc != -EINTR)))
