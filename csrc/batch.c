@@ -35,6 +35,12 @@ static void announce(struct kvio_batch *batch, enum kvio_batch_state state)
     kvio_event_signal(fd);
 }
 
+static bool state_expired(const struct kvio_batch *batch)
+{
+  uint32_t state = atomic_load_explicit(&batch->state, memory_order_acquire);
+  return state == KVIO_BATCH_EXPIRING || state == KVIO_BATCH_EXPIRED;
+}
+
 /* Bytes without a gap from the op's start, or -errno of its first bad segment. */
 static int64_t op_result(const struct kvio_batch *batch, const struct kvio_op_state *op)
 {
@@ -50,6 +56,9 @@ static int64_t op_result(const struct kvio_batch *batch, const struct kvio_op_st
       return KVIO_PENDING;
     if (res == KVIO_SEG_ABANDONED)
       return batch->expire_code;
+    /* Whoever was to execute it may see that the batch has ended before expire() comes to it. */
+    if (res == -ECANCELED && state_expired(batch))
+      return batch->expire_code;
     if (res < 0)
       return res;
     if (!gap)
@@ -58,12 +67,9 @@ static int64_t op_result(const struct kvio_batch *batch, const struct kvio_op_st
   }
   if (batch->opcode > KVIO_WRITE)
     return (int64_t)op->length;
-  if (op->bounce && batch->opcode == KVIO_READ) {
-    /* An expired batch copies nothing any more: what its bounce buffers hold does not count. */
-    uint32_t state = atomic_load_explicit(&batch->state, memory_order_acquire);
-    if (state == KVIO_BATCH_EXPIRING || state == KVIO_BATCH_EXPIRED)
-      return batch->expire_code;
-  }
+  /* An expired batch copies nothing any more: what its bounce buffers hold does not count. */
+  if (op->bounce && batch->opcode == KVIO_READ && state_expired(batch))
+    return batch->expire_code;
   bytes = bytes > op->head ? bytes - op->head : 0;
   return (int64_t)kvio_min_u64(bytes, op->length);
 }

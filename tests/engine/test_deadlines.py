@@ -295,3 +295,19 @@ def test_many_deadlines_of_different_length_are_each_kept(
     stall.remove()
     patient = [b for n, b in zip(lengths, batches, strict=True) if n == 60]
     assert [b.wait(AT_ONCE)[0] for b in patient] == [4096] * 3
+
+
+@ENGINES
+def test_each_operation_of_an_expired_batch_says_so(
+    engine: str, make_files: Callable[..., list[str]], opened: Opener
+) -> None:
+    """Goal: an operation that its thread finds cancelled failed by the deadline, not by ECANCELED.
+    Method: batches of 2000 small reads whose deadline passes in the middle, many times."""
+    vol = opened(make_files(2, 4 * MIB), mode="r", direct=False, engine=engine)
+    offsets = np.arange(2000) % (vol.size // 4096) * 4096
+    memory = np.zeros(len(offsets) * 4096, np.uint8)
+    seen: set[int] = set()
+    for _ in range(200):
+        seen |= set(vol.read_batch(offsets, memory, deadline=0.0003).tolist())
+    assert -errno.ETIME in seen
+    assert seen <= {4096, -errno.ETIME}
