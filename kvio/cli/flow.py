@@ -64,14 +64,20 @@ class Flow:
         tick: Callable[[float], bool],
         tick_s: float,
     ) -> None:
-        self._volume, self._buffers, self._blocks = volume, buffers, blocks
+        self._volume, self._buffers = volume, buffers
         self._free = deque(range(slots))
         self._pending: deque[Slot] = deque()
         self._keep_going, self._tick, self._tick_s = keep_going, tick, tick_s
-        self._lengths = tuple(np.full(largest_batch, block, np.uint64) for block in blocks)
+        self._largest_batch = largest_batch
+        self.use_blocks(blocks)
         self._next_tick_s = time.monotonic() + tick_s
         self._last_done_s = 0.0
         self.reset()
+
+    def use_blocks(self, blocks: tuple[int, int]) -> None:
+        """Set the bytes of one read and of one write; nothing may be in flight."""
+        self._blocks = blocks
+        self._lengths = tuple(np.full(self._largest_batch, block, np.uint64) for block in blocks)
 
     def reset(self) -> None:
         """Forget what was counted; batches in flight go on."""
@@ -139,7 +145,7 @@ class Flow:
         else:
             self._count_odd(slot, results, direction)
         if check is not None and check.reads and slot.chunk.direction == READ:
-            self._check(slot, full, check)
+            self._check(slot, results, check)
         if written is not None and slot.chunk.direction == WRITE:
             written.add(slot.chunk.offsets[full])
         self._free.append(slot.index)
@@ -190,15 +196,19 @@ class Flow:
             self.error = self.error or int(-results[failed][0])
             self.stopped = True
 
-    def _check(self, slot: Slot, full: Any, check: Check) -> None:
+    def _check(self, slot: Slot, results: Any, check: Check) -> None:
+        """Check the blocks of a batch; one that did not come whole is bad, or an error already."""
         block = self._blocks[READ]
         for i, offset in enumerate(slot.chunk.offsets.tolist()):
-            if not full[i]:
-                continue
+            if results[i] < 0:
+                continue  # counted as an error
             self.verified += 1
-            bad = check.contents.check(
-                self._buffers.piece(slot.index, i, block), offset, own=check.own
-            )
+            bad: BadBlock | None
+            if results[i] != block:
+                bad = BadBlock(offset, f"only {results[i]} of its {block} bytes could be read")
+            else:
+                piece = self._buffers.piece(slot.index, i, block)
+                bad = check.contents.check(piece, offset, own=check.own)
             if bad is None:
                 continue
             self.bad_count += 1

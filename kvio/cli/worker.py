@@ -157,7 +157,8 @@ class _Worker:
         flow = Flow(
             volume,
             buffers,
-            (job.read_bs, job.write_bs),
+            # What is checked are the blocks that were written, and as such they are read.
+            (job.write_bs if _reads_written(job) else job.read_bs, job.write_bs),
             slots=limits[0],
             largest_batch=limits[2],
             keep_going=_keep_going(job),
@@ -206,16 +207,15 @@ class _Worker:
         budget = Budget(None, None)
         iops = session.iops_limits(job)
         blocks = (job.read_bs, job.write_bs)
+        if _reads_written(job):
+            # verify_only reads the blocks that the same job would write.
+            streams, blocks = (streams[WRITE], streams[WRITE]), (job.write_bs, job.write_bs)
         writing = job.changes_members
         if session.is_paced(job):
             share = job.rwmixread / 100 if job.mixed and writing else 0.0 if writing else 1.0
             return Paced(streams, blocks, budget, batch=limits[1], share_read=share, iops=iops)
         direction = WRITE if writing else READ
-        # verify_only reads the blocks that the same job would write.
-        stream, block = (
-            (streams[WRITE], blocks[WRITE]) if job.writes else (streams[READ], blocks[READ])
-        )
-        return OneWay(stream, direction, block, budget, limits[1:])
+        return OneWay(streams[direction], direction, blocks[direction], budget, limits[1:])
 
     def _run_phases(
         self,
@@ -239,6 +239,7 @@ class _Worker:
         if written is not None and check is not None and not flow.stopped:
             begun = time.monotonic()
             check = Check(check.contents, reads=True, own=True, fatal=job.verify_fatal)
+            flow.use_blocks((job.write_bs, job.write_bs))
             flow.run(ReadBack(written), check=check)
             self._result.read.runtime_s += time.monotonic() - begun
         self._sample(volume, time.monotonic())
@@ -316,6 +317,10 @@ class _Worker:
         result.counters = {name: int(getattr(total, name)) for name in _COUNTERS}
         result.hugepages = buffers.hugepages
         result.buffers = "registered pool" if self._job.fixedbufs else "plain memory"
+
+
+def _reads_written(job: Job) -> bool:
+    return job.verify_only and job.writes
 
 
 def _keep_going(job: Job) -> tuple[bool, bool]:
