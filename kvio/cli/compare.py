@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvio.cli import units
 from kvio.cli.common import BenchError, UsageError, format_ns, format_rate
 from kvio.cli.jobs import Job
 from kvio.cli.results import JobResult, merge_results
@@ -176,7 +177,7 @@ def fio_job(job: Job, *, direct: bool) -> str:
     offset = job.offset[1]
     lines = [
         f"[{job.name}]",
-        "filename=" + ":".join(path.replace(":", r"\:") for path in job.members),
+        "filename=" + units.join_escaped(job.members, ":"),
         "file_service_type=roundrobin",
         f"rw={job.rw}",
         f"ioengine={engine}",

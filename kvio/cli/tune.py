@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +18,7 @@ from kvio.cli.common import (
     EXIT_IO_ERROR,
     EXIT_OK,
     EXIT_USAGE,
+    BenchError,
     UsageError,
     format_count,
     format_ns,
@@ -64,7 +68,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     parser.add_argument(
-        "members", nargs="+", metavar="member", help="devices or files (colon lists are split)"
+        "members",
+        nargs="+",
+        metavar="member",
+        help="devices or files; a:b is split unless a file has that name",
     )
     parser.add_argument(
         "--rw", default="randread", help="read, randread, write or randwrite (default randread)"
@@ -112,9 +119,8 @@ def build_sweep(args: argparse.Namespace) -> list[Job]:
         raise UsageError(
             f"{len(sizes) * len(depths) * len(engines)} combinations are more than {_MAX_POINTS}"
         )
-    members = _members(args)
     shared = {
-        "filename": ":".join(path.replace(":", r"\:") for path in members),
+        "filename": units.join_escaped(args.members, ":"),
         "rw": args.rw,
         "time_based": "1",
         "runtime": args.runtime,
@@ -139,8 +145,28 @@ def build_sweep(args: argparse.Namespace) -> list[Job]:
     return build_jobs(sections)[0]
 
 
-def _members(args: argparse.Namespace) -> list[str]:
-    return [path for word in args.members for path in units.split_escaped(word, ":")]
+def find_members(words: Sequence[str]) -> list[str]:
+    """The members that the command names: a word that is no file itself may be a colon list.
+
+    Raises
+    ------
+    BenchError
+        One is not there. A sweep makes no files: it would measure their holes.
+    """
+    found = [
+        path
+        for word in words
+        for path in ([word] if os.path.exists(word) else units.split_escaped(word, ":"))
+    ]
+    for path in found:
+        if not os.path.exists(path):
+            raise BenchError(f"{path}: no such file or device")
+    return found
+
+
+def _in_words(error: UsageError | BenchError) -> UsageError | BenchError:
+    """The same error without the name of a sweep's job, which nobody has given."""
+    return type(error)(re.sub(r"^job \S+-\d+-\d+: ", "", str(error)))
 
 
 def _split(name: str, text: str) -> list[str]:
@@ -201,7 +227,7 @@ def sweep_table(points: Sequence[Point]) -> str:
 
 
 def _command(args: argparse.Namespace, chosen: Point) -> str:
-    members = ":".join(args.members)
+    members = shlex.quote(units.join_escaped(args.members, ":"))
     fixed = " --fixedbufs" if args.fixedbufs else ""
     engine = f" --engine={chosen.engine}" if chosen.engine != "auto" else ""
     return (
@@ -213,6 +239,14 @@ def _command(args: argparse.Namespace, chosen: Point) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Run the sweep. Returns the exit code."""
+    try:
+        return _sweep(args)
+    except (UsageError, BenchError) as error:
+        raise _in_words(error) from None
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    args.members = find_members(args.members)
     jobs = build_sweep(args)
     if args.plot:
         from kvio.cli import plot  # noqa: PLC0415 - matplotlib is optional and slow to import
@@ -235,7 +269,7 @@ def run(args: argparse.Namespace) -> int:
                 *(text for _, text in result.failures),
                 *(m for r in result.results for m in r.messages),
             ]:
-                warn(text)
+                warn(str(_in_words(BenchError(text))))
             break
         point = _point(job, result)
         points.append(point)
@@ -293,6 +327,6 @@ def _report(args: argparse.Namespace, points: list[Point]) -> None:
         from kvio.cli import plot  # noqa: PLC0415
 
         plot.draw_tune(
-            points, found, args.plot, title=f"{args.rw} over {len(_members(args))} member(s)"
+            points, found, args.plot, title=f"{args.rw} over {len(args.members)} member(s)"
         )
         warn(f"plot written to {args.plot}")

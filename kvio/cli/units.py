@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from kvio.cli.common import UsageError
 
@@ -105,6 +106,11 @@ def split_escaped(text: str, separator: str) -> list[str]:
             current += character
     parts.append(current + ("\\" if escaped else ""))
     return [part for part in parts if part]
+
+
+def join_escaped(parts: Sequence[str], separator: str) -> str:
+    """What split_escaped() takes apart again."""
+    return separator.join(part.replace(separator, "\\" + separator) for part in parts)
 
 
 def per_direction(text: str, what: str) -> tuple[str, str]:
