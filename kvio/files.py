@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -27,31 +28,39 @@ def create_members(
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise TypeError(f"paths: a list of paths expected, not one path: [{paths!r}]?")
     names = [os.fspath(path) for path in paths]
-    if not names:
-        raise ValueError("paths: at least one path expected")
+    if not names or not all(names):
+        raise ValueError("paths: at least one path expected, and none of them empty")
     if len(set(map(os.path.abspath, names))) != len(names):
         raise ValueError("paths: each file once")
-    if size_bytes <= 0 or size_bytes % _BLOCK:
+    if not 0 < size_bytes < 1 << 63 or size_bytes % _BLOCK:
         raise ValueError(f"size_bytes={size_bytes}: a positive multiple of {_BLOCK} expected")
     for name in names:
         _check_free(name, overwrite)
-    made: list[str] = []
+    written: dict[str, str] = {}  # temporary -> name
+    placed: list[str] = []
     try:
         with Progress(
             console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
         ) as progress:
             task = progress.add_task("writing members", total=len(names) * size_bytes)
             for name in names:
-                _create_one(name, size_bytes, made, lambda n: progress.advance(task, n))
+                _write_one(name, size_bytes, written, lambda n: progress.advance(task, n))
+        # Nothing that was there is touched before all of them are whole.
+        for temporary, name in written.items():
+            _place(temporary, name, overwrite)
+            placed.append(name)
     except BaseException as exc:
-        for name in made:
+        # what took the place of a file is kept: what it replaced is gone, and it is whole
+        for path in [*written, *([] if overwrite else placed)]:
             with contextlib.suppress(OSError):
-                os.unlink(name)
+                os.unlink(path)
         if isinstance(exc, OSError) and exc.errno is not None:
+            done = overwrite and placed
+            kept = f"replaced by then: {', '.join(placed)}" if done else "nothing was changed"
             raise make_error(
                 exc.errno,
-                f"{exc.filename or 'a member'}: {os.strerror(exc.errno)} while {size_bytes} bytes "
-                f"were written; nothing was kept",
+                f"{exc.filename or 'a member'}: {os.strerror(exc.errno)} while a member of "
+                f"{size_bytes} bytes was made; {kept}",
                 path=exc.filename,
                 op="create",
             ) from exc
@@ -77,18 +86,18 @@ def _check_free(name: str, overwrite: bool) -> None:
         )
 
 
-def _create_one(
-    name: str, size_bytes: int, made: list[str], advance: Callable[[int], None]
+def _write_one(
+    name: str, size_bytes: int, written: dict[str, str], advance: Callable[[int], None]
 ) -> None:
     """Blocks are written, not only reserved: an unwritten extent would have to be converted at the
     first write, which costs a journal commit and serialises direct writers."""
-    temporary = f"{name}.creating-{os.getpid()}"
+    temporary = f"{name}.creating-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         exc.filename = name
         raise
-    made.append(temporary)
+    written[temporary] = name
     try:
         os.posix_fallocate(fd, 0, size_bytes)
         zeros = bytes(min(_CHUNK, size_bytes))
@@ -102,8 +111,21 @@ def _create_one(
         raise
     finally:
         os.close(fd)
-    os.replace(temporary, name)
-    made[-1] = name
+
+
+def _place(temporary: str, name: str, overwrite: bool) -> None:
+    """Gives the file its name; without ``overwrite`` never over one that came meanwhile."""
+    try:
+        if overwrite:
+            os.replace(temporary, name)
+        else:
+            os.link(temporary, name)
+            os.unlink(temporary)
+    except OSError as exc:
+        if overwrite or exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            exc.filename = name
+            raise
+        os.replace(temporary, name)  # a file system without hard links
     folder = os.open(os.path.dirname(name) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)  # the name itself survives a crash too
