@@ -118,10 +118,14 @@ static void finish_ops(struct kvio_batch *batch, struct kvio_stat_block *stat)
   kvio_count(&io->errors, errors);
 }
 
+static _Atomic uint32_t *active_count(const struct kvio_batch *batch)
+{
+  return batch->opcode == KVIO_READ ? &batch->shared->active_reads : &batch->shared->active_others;
+}
+
 static void last_segment(struct kvio_batch *batch, struct kvio_stat_block *stat)
 {
-  if (batch->opcode == KVIO_READ)
-    atomic_fetch_sub_explicit(&batch->shared->active_reads, 1, memory_order_relaxed);
+  atomic_fetch_sub_explicit(active_count(batch), 1, memory_order_relaxed);
   uint32_t running = KVIO_BATCH_RUNNING;
   if (atomic_compare_exchange_strong(&batch->state, &running, KVIO_BATCH_FINISHING)) {
     finish_ops(batch, stat);
@@ -155,8 +159,7 @@ void kvio_batch_start(struct kvio_batch *batch)
     return;
   }
   kvio_batch_ref(batch); /* the engine's (T2) */
-  if (batch->opcode == KVIO_READ)
-    atomic_fetch_add_explicit(&batch->shared->active_reads, 1, memory_order_relaxed);
+  atomic_fetch_add_explicit(active_count(batch), 1, memory_order_relaxed);
 }
 
 static void count_segment(struct kvio_seg *seg, int code, struct kvio_member *member,

@@ -107,6 +107,9 @@ struct kvio_volume_opts {
   uint64_t deadline_ns;        /* of every batch; KVIO_NO_DEADLINE = none */
 };
 
+/* Asked about every 100 ms while a call blocks; a value other than 0 ends the call. */
+typedef int (*kvio_interrupt_fn)(void *arg);
+
 /* Fills *opts with the defaults. */
 void kvio_volume_opts_init(struct kvio_volume_opts *opts);
 
@@ -116,8 +119,10 @@ int kvio_volume_open(struct kvio_volume **out, const struct kvio_volume_opts *op
 
 /* Refuses new work, waits up to timeout_ns for what is in flight, stops the threads and closes the
  * members. -ETIME when I/O was still in flight: then its memory and file descriptors are leaked on
- * purpose, since the kernel may still write there. Idempotent. */
-int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, struct kvio_error *err);
+ * purpose, since the kernel may still write there. -EINTR when interrupt asked to wait no longer: closed
+ * or leaked, as it came out. Idempotent. */
+int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, kvio_interrupt_fn interrupt,
+                      void *interrupt_arg, struct kvio_error *err);
 
 /* Frees a closed volume. Every batch of it must have been put. After a close that timed out, or in
  * a forked child, this leaks what the kernel or the parent may still use. */
@@ -167,9 +172,6 @@ struct kvio_op {
   uint32_t iovcnt;
   int32_t member;
 };
-
-/* Asked about every 100 ms while a call blocks; a value other than 0 ends the call. */
-typedef int (*kvio_interrupt_fn)(void *arg);
 
 /* Submits ops as one batch. The buffers must stay valid until the engine has let go of the batch:
  * `owner` (may be NULL) is handed back by kvio_volume_reclaim() at that moment, unless

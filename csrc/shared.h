@@ -62,7 +62,8 @@ struct kvio_shared {
   uint32_t fork_generation;
 
   struct kvio_registry registry;
-  _Atomic uint32_t active_reads; /* read batches under way: writers leave room (see lane.c) */
+  _Atomic uint32_t active_reads;  /* read batches under way: writers leave room (see lane.c) */
+  _Atomic uint32_t active_others; /* and all other batches */
   _Atomic uint64_t deadline_exceeded;
   _Atomic int64_t quarantined_buffers, quarantined_bytes;
 

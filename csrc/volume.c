@@ -11,6 +11,8 @@
 
 #define NS_PER_MS UINT64_C(1000000)
 #define SETTLE_NS (1000 * NS_PER_MS)
+#define INTERRUPT_TICK_NS (100 * NS_PER_MS)
+#define IDLE_NAP_NS (200 * 1000)
 
 static int free_members(struct kvio_volume *vol, int rc)
 {
@@ -43,7 +45,7 @@ int kvio_volume_open(struct kvio_volume **out, const struct kvio_volume_opts *op
   if (rc == 0)
     rc = kvio_volume_pick_engines(vol, opts, err);
   if (rc) {
-    kvio_volume_close(vol, 1000 * NS_PER_MS, NULL);
+    kvio_volume_close(vol, 1000 * NS_PER_MS, NULL, NULL, NULL);
     kvio_volume_free(vol);
     return rc;
   }
@@ -318,7 +320,33 @@ static void free_threads(struct kvio_volume *vol)
     kvio_iothreads_destroy(vol->pool);
 }
 
-int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, struct kvio_error *err)
+/* Waits until no batch is under way, or `until`. True when interrupt asked to wait no longer. */
+static bool wait_idle(struct kvio_volume *vol, uint64_t until, kvio_interrupt_fn interrupt,
+                      void *interrupt_arg)
+{
+  struct kvio_shared *shared = &vol->shared;
+  uint64_t tick = kvio_now_ns() + INTERRUPT_TICK_NS;
+  while (atomic_load_explicit(&shared->active_reads, memory_order_relaxed) +
+             atomic_load_explicit(&shared->active_others, memory_order_relaxed) >
+         0) {
+    uint64_t now = kvio_now_ns();
+    if (now >= until)
+      return false;
+    if (now >= tick) {
+      if (interrupt && interrupt(interrupt_arg) != 0)
+        return true;
+      tick = now + INTERRUPT_TICK_NS;
+    }
+    /* what was given up is finished by whoever looks for its end */
+    kvio_quarantine_sweep(shared);
+    struct timespec nap = {0, IDLE_NAP_NS};
+    nanosleep(&nap, NULL);
+  }
+  return false;
+}
+
+int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, kvio_interrupt_fn interrupt,
+                      void *interrupt_arg, struct kvio_error *err)
 {
   clear_error(err, KVIO_CLOSE);
   int open = KVIO_VOLUME_OPEN;
@@ -337,8 +365,11 @@ int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, struct kvio_
   if (__builtin_add_overflow(kvio_now_ns(), timeout_ns, &until) || until > INT64_MAX)
     until = INT64_MAX;
   uint32_t left = 0;
+  bool interrupted = false;
   if (vol->callers) { /* first: a thread that is inside may still push to a worker */
     kvio_callers_close(vol->callers);
+    interrupted = wait_idle(vol, until, interrupt, interrupt_arg);
+    until = interrupted ? kvio_now_ns() : until;
     left = kvio_callers_drain(vol->callers, until);
   }
   left += stop_threads(vol, until);
@@ -351,11 +382,11 @@ int kvio_volume_close(struct kvio_volume *vol, uint64_t timeout_ns, struct kvio_
     kvio_quarantine_settle(&vol->shared, kvio_now_ns() + SETTLE_NS);
     free_members(vol, 0);
     atomic_store(&vol->state, KVIO_VOLUME_CLOSED);
-    return 0;
+    return interrupted ? -EINTR : 0;
   }
   atomic_store(&vol->state, KVIO_VOLUME_LEAKED);
   return kvio_error_set(
-      err, -ETIME,
+      err, interrupted ? -EINTR : -ETIME,
       "close: I/O was still in flight when the timeout passed; its buffers and "
       "the members' descriptors are kept, since the kernel may still write there");
 }

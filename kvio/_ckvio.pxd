@@ -85,9 +85,11 @@ cdef extern from "kvio.h" nogil:
         uint32_t workers
         uint32_t io_threads
         uint64_t deadline_ns
+    ctypedef int (*kvio_interrupt_fn)(void *arg) noexcept nogil
     void kvio_volume_opts_init(kvio_volume_opts *opts)
     int kvio_volume_open(kvio_volume **out, const kvio_volume_opts *opts, kvio_error *err)
-    int kvio_volume_close(kvio_volume *vol, uint64_t timeout_ns, kvio_error *err)
+    int kvio_volume_close(kvio_volume *vol, uint64_t timeout_ns,
+                          kvio_interrupt_fn interrupt, void *interrupt_arg, kvio_error *err)
     void kvio_volume_free(kvio_volume *vol)
 
     struct kvio_member_info:
@@ -136,7 +138,6 @@ cdef extern from "kvio.h" nogil:
         const iovec *iov
         uint32_t iovcnt
         int32_t member
-    ctypedef int (*kvio_interrupt_fn)(void *arg) noexcept nogil
     int kvio_volume_submit(kvio_volume *vol, kvio_opcode opcode, const kvio_op *ops, uint32_t n_ops,
                            uint64_t deadline_ns, void *owner, kvio_batch **out, kvio_error *err)
     int kvio_volume_run(kvio_volume *vol, kvio_opcode opcode, const kvio_op *ops, uint32_t n_ops,

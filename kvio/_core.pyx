@@ -97,9 +97,17 @@ cdef int reserve(Request *req, Py_ssize_t n_ops, Py_ssize_t n_iovs, Py_ssize_t n
     return 0
 
 
+cdef bint holds_objects(object array):
+    cdef int kind = cnp.PyArray_TYPE(array)
+    return kind == cnp.NPY_OBJECT or (kind == cnp.NPY_VOID and array.dtype.hasobject)
+
+
 cdef int pin(Request *req, object buf, bint write_to, iovec *iov, Py_ssize_t index) except -1:
     """Exports one buffer into the hold and fills iov."""
     cdef Py_buffer *view = &req.hold.views[req.hold.n_views]
+    if cnp.PyArray_Check(buf) and holds_objects(buf):
+        where = f"buffers[{index}]" if index >= 0 else "the buffer"
+        raise TypeError(f"{where}: an array of Python objects holds pointers, not data")
     try:
         PyObject_GetBuffer(buf, view, PyBUF_WRITABLE if write_to else PyBUF_SIMPLE)
     except (BufferError, ValueError, TypeError) as exc:
@@ -390,7 +398,7 @@ cdef class Volume:
             return
         if not self._closed:
             with nogil:
-                kvio_volume_close(vol, 5000000000, NULL)
+                kvio_volume_close(vol, 5000000000, NULL, NULL, NULL)
         drain(vol)
         kvio_volume_free(vol)
 
@@ -400,6 +408,10 @@ cdef class Volume:
         if kvio_volume_has_reclaim(self.vol):
             drain(self.vol)
         return 0
+
+    def _reclaim(self):
+        """Lets go of the buffers that the engine has let go of."""
+        self.ready()
 
     cdef int usable(self, kvio_opcode opcode) except -1:
         self.ready()
@@ -569,15 +581,18 @@ cdef class Volume:
         """Wait for what is in flight, then close; see :class:`kvio.Volume`."""
         cdef kvio_error err
         cdef uint64_t timeout_ns = parse_timeout(timeout)
+        cdef kvio_interrupt_fn interrupt = interrupt_for_this_thread()
         cdef int rc
         if self.vol == NULL or self._closed:
             return
         self._closed = True
         with nogil:
-            rc = kvio_volume_close(self.vol, timeout_ns, &err)
+            rc = kvio_volume_close(self.vol, timeout_ns, interrupt, NULL, &err)
         if rc == -EDEADLK:
             self._closed = False
         drain(self.vol)
+        if rc == -EINTR:
+            raise_pending()
         if rc:
             raise error_from(&err, self)
 

@@ -28,6 +28,7 @@ class Registrar(Protocol):
     def closed(self) -> bool: ...
     def unregister(self, buffer: Any) -> None: ...
     def _register_quietly(self, pool: BufferPool) -> None: ...
+    def _reclaim(self) -> None: ...
 
 
 # Every open volume knows every live pool, so that pool memory is registered in all rings.
@@ -142,6 +143,14 @@ class BufferPool(_core.Memory):
             raise ValueError("this pool is closed")
         with self._lock:
             start = self._take(size)
+        if start is None:
+            # buffers of batches that nobody waited for come back when a volume is asked
+            with _lock:
+                volumes = _open_volumes()
+            for volume in volumes:
+                volume._reclaim()
+            with self._lock:
+                start = self._take(size)
         if start is None:
             largest = max((n for _, n in self._free), default=0)
             raise MemoryError(

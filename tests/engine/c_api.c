@@ -111,7 +111,7 @@ int main(int argc, char **argv)
   rc = kvio_volume_unregister(vol, mem.addr);
   if (rc)
     return fail("unregister", rc, &err);
-  rc = kvio_volume_close(vol, 10000000000u, &err);
+  rc = kvio_volume_close(vol, 10000000000u, NULL, NULL, &err);
   if (rc)
     return fail("close", rc, &err);
   kvio_volume_free(vol);

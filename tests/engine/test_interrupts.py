@@ -27,7 +27,9 @@ from tests.engine.lib import (
     in_thread,
     quarantine,
     resizable,
+    run_child,
     same,
+    stall_ends,
     wait_until,
 )
 from tests.support.faultdev import FaultDevice
@@ -222,3 +224,35 @@ def test_threads_of_the_engine_block_all_signals(
         checked += 1
     assert checked >= 2
     assert threading.active_count() >= 1
+
+
+@pytest.mark.root
+@ENGINES
+@pytest.mark.parametrize("timeout", ["None", "60"])
+def test_ctrl_c_ends_close(timeout: str, engine: str, disk: FaultDevice) -> None:
+    """Goal: close() on a member that does not answer can be left: the volume is closed then, and
+    what the kernel may still write to is kept. In a child, for it is kept for ever."""
+    stall = disk.stall("read", offset=4 * MIB, length=4 * MIB)  # open() reads both ends
+    code = """
+import signal
+path, engine, timeout = sys.argv[1:]
+vol = kvio.Volume.open([path], mode="rw", engine=engine)
+buffer = bytearray(65536)
+batch = vol.submit_read([4 << 20], [buffer])
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+start = time.monotonic()
+try:
+    vol.close(timeout=eval(timeout))
+    print("not interrupted")
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start < 5)
+print(vol.closed, batch.done(), resizable(buffer))
+try:
+    vol.pread(bytearray(4096), 0)
+except kvio.KvioError as error:
+    print(error.error_class, flush=True)
+os._exit(0)
+"""
+    with stall_ends(stall):
+        out = run_child(code, disk.device, engine, timeout, timeout=60).splitlines()
+    assert out == ["interrupted True", "True True False", "shutdown"]
